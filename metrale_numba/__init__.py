@@ -1,0 +1,54 @@
+"""metrale_numba: the prefix cache of an LLM serving engine, in flat NumPy arrays driven by Numba kernels.
+
+Importing the package loads no kernel and compiles nothing.
+"""
+
+from metrale_numba.errors import IntegrityError, MetraleError
+from metrale_numba.interface import (
+    NONE,
+    Drop,
+    EvictedBlocks,
+    InsertAcquired,
+    PrefixCache,
+    PrefixMatch,
+    SnapshotStats,
+    Spill,
+    StatsDetail,
+    TierEvict,
+)
+from metrale_numba.kernels.compile import warmup
+from metrale_numba.metrics import (
+    cache_hit_count,
+    cache_hit_tokens_total,
+    cache_miss_count,
+    record_cache_hit,
+    record_cache_miss,
+)
+from metrale_numba.no_caching import NoPrefixCaching
+from metrale_numba.radix_tree import RadixTree
+
+__all__ = [
+    "NONE",
+    "Drop",
+    "EvictedBlocks",
+    "InsertAcquired",
+    "IntegrityError",
+    "MetraleError",
+    "NoPrefixCaching",
+    "PrefixCache",
+    "PrefixMatch",
+    "RadixTree",
+    "SnapshotStats",
+    "Spill",
+    "StatsDetail",
+    "TierEvict",
+    "__version__",
+    "cache_hit_count",
+    "cache_hit_tokens_total",
+    "cache_miss_count",
+    "record_cache_hit",
+    "record_cache_miss",
+    "warmup",
+]
+
+__version__ = "0.1.0"

@@ -1,0 +1,322 @@
+"""The command ``metrale-numba``: arguments in, replay results out as tables or as JSON.
+
+Relies on click for arguments and on rich for what a terminal shows. Results go to standard output, all else to
+standard error; the exit status is 0, 2 for bad arguments or a bad trace, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from time import monotonic
+from types import FrameType, TracebackType
+from typing import NamedTuple
+
+import click
+from click.core import ParameterSource
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+import metrale_numba
+from metrale_numba.replay import CallTimes, Replay, ReplayResult, Request, TraceError, TraceReader, chat_workload
+
+_INTERRUPTED_STATUS = 130
+"""128 and the number of SIGINT, which is how a shell tells of a command that Ctrl-C ended."""
+
+# Often enough to look alive, seldom enough not to show in the requests per second.
+_SECONDS_BETWEEN_REFRESHES = 0.1
+
+# No engine has larger blocks, and a slip of the finger would fill the memory with one long prompt.
+_LARGEST_BLOCK_SIZE = 4_096
+
+# As many ids as there are below the one that stands for "no block".
+_LARGEST_CAPACITY = metrale_numba.NONE
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(metrale_numba.__version__, prog_name="metrale-numba")
+def main() -> None:
+    """Prefix cache of an LLM serving engine, on NumPy arrays and Numba kernels."""
+
+
+@main.command(short_help="Play a trace, or a built-in chat workload, through the cache.")
+@click.argument("trace", required=False, type=click.Path(allow_dash=True))
+@click.option(
+    "--blocks",
+    "capacity",
+    metavar="N",
+    type=click.IntRange(1, _LARGEST_CAPACITY),
+    show_default="no limit",
+    help="Blocks the cache may hold.",
+)
+@click.option(
+    "--block-size",
+    metavar="B",
+    type=click.IntRange(1, _LARGEST_BLOCK_SIZE),
+    default=1,
+    show_default=True,
+    help="Tokens that each hash id is spelled out as, and tokens per block of the cache. More of them make more "
+    "work, but the same counts.",
+)
+@click.option(
+    "--limit", metavar="N", type=click.IntRange(min=1), show_default="no limit", help="Requests to stop after."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option(
+    "--seed",
+    metavar="N",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the built-in workload.",
+)
+@click.option(
+    "--requests",
+    metavar="N",
+    type=click.IntRange(1, 100_000_000),
+    default=40_000,
+    show_default=True,
+    help="Requests of the built-in workload.",
+)
+@click.option(
+    "--sessions",
+    metavar="N",
+    type=click.IntRange(1, 1_000_000),
+    default=1_000,
+    show_default=True,
+    help="Chats that go on side by side in the built-in workload.",
+)
+@click.pass_context
+def replay(
+    context: click.Context,
+    trace: str | None,
+    capacity: int | None,
+    block_size: int,
+    limit: int | None,
+    as_json: bool,
+    seed: int,
+    requests: int,
+    sessions: int,
+) -> None:
+    """Play requests through the cache, and print what it hit and evicted and how long its calls took.
+
+    TRACE is a file of JSON lines in the Mooncake format, plain or gzip, or - for standard input. Each line is
+    a request with its timestamp (ms), input_length and output_length (tokens) and hash_ids (one id per 512
+    tokens of the prompt). Without TRACE, the built-in workload is played: multi-turn chats, made up on the
+    spot, the same ones for the same seed.
+
+    Requests are played one at a time, as fast as they go: look the whole prompt up, evict what it lacks room
+    for, insert it, release it. Ctrl-C stops, and prints what was counted so far.
+    """
+    for option in ("seed", "requests", "sessions"):
+        if trace is not None and context.get_parameter_source(option) is not ParameterSource.DEFAULT:
+            raise click.UsageError(f"--{option} shapes the built-in workload and does not go with a TRACE.", context)
+
+    errors = Console(stderr=True)
+    # Nothing moves where nobody watches; by itself rich would also animate into a pipe if FORCE_COLOR is set.
+    errors.quiet = not errors.file.isatty()
+    player: Replay | None = None
+    interrupted = False
+    with _CtrlC() as ctrl_c:
+        try:
+            with ExitStack() as stack:
+                if trace is None:
+                    source = _built_in_source(seed, requests, sessions, limit)
+                else:
+                    # Opened before the kernels are compiled, so that a mistyped name is told of at once.
+                    with ctrl_c.may_interrupt():
+                        reader = stack.enter_context(TraceReader(trace))
+                    source = _trace_source(reader, limit)
+                with errors.status("Loading the kernels (compiled the first time)"), ctrl_c.may_interrupt():
+                    metrale_numba.warmup()
+                    cache = metrale_numba.RadixTree(block_size=block_size)
+                player = Replay(cache, block_size=block_size, capacity=capacity)
+                with _progress(errors, source.fraction_done) as show_progress:
+                    for request in _read_interruptibly(source.requests, ctrl_c):
+                        player.play(request)
+                        show_progress(player.requests)
+        except KeyboardInterrupt:
+            interrupted = True
+        except TraceError as error:
+            raise _BadTrace(str(error)) from None
+        # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
+        result = player.result() if player else ReplayResult(block_size=block_size, capacity=capacity)
+        try:
+            if as_json:
+                click.echo(_as_json(result, interrupted))
+            else:
+                name = f"the built-in chat workload, seed {seed}" if trace is None else click.format_filename(trace)
+                _print_tables(Console(highlight=False), name, result, interrupted)
+        except BrokenPipeError:
+            # click knows what to do when a reader such as head has seen enough: end quietly.
+            raise
+        except OSError as error:
+            raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
+    if interrupted:
+        context.exit(_INTERRUPTED_STATUS)
+
+
+class _BadTrace(click.ClickException):
+    """Shown as its message alone, like a bad argument."""
+
+    exit_code = 2
+
+
+class _CtrlC:
+    """Lets Ctrl-C stop the work only where that leaves no request half played; a context manager.
+
+    Within :meth:`may_interrupt` it raises ``KeyboardInterrupt`` at once, since reading a pipe or compiling may
+    take long. Anywhere else it is kept until the next :meth:`may_interrupt`.
+    """
+
+    def __init__(self) -> None:
+        self._pressed = False
+        self._may_interrupt = False
+
+    def __enter__(self) -> _CtrlC:
+        self._previous = signal.getsignal(signal.SIGINT)
+        # A job that a shell started in the background is to ignore Ctrl-C, and goes on doing so.
+        if self._previous is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        signal.signal(signal.SIGINT, self._previous)
+
+    @contextmanager
+    def may_interrupt(self) -> Iterator[None]:
+        """Raise ``KeyboardInterrupt`` in this block if Ctrl-C comes, or on entry if it has come."""
+        try:
+            # In this order: the other way round, a Ctrl-C between the two would be kept until the block is over.
+            self._may_interrupt = True
+            if self._pressed:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self._may_interrupt = False
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._pressed = True
+        if self._may_interrupt:
+            raise KeyboardInterrupt
+
+
+class _Source(NamedTuple):
+    """Where requests come from."""
+
+    requests: Iterable[Request]
+    fraction_done: Callable[[int], float | None]
+    """How much of the work is done once so many requests are played, 0 to 1; None if nobody knows."""
+
+
+def _built_in_source(seed: int, requests: int, sessions: int, limit: int | None) -> _Source:
+    if limit is not None:
+        requests = min(requests, limit)
+    return _Source(chat_workload(seed, requests=requests, sessions=sessions), lambda played: played / requests)
+
+
+def _trace_source(reader: TraceReader, limit: int | None) -> _Source:
+    def fraction_done(played: int) -> float | None:
+        fractions = [reader.fraction_read, None if limit is None else played / limit]
+        return max((fraction for fraction in fractions if fraction is not None), default=None)
+
+    return _Source(islice(reader, limit), fraction_done)
+
+
+def _read_interruptibly(requests: Iterable[Request], ctrl_c: _CtrlC) -> Iterator[Request]:
+    iterator = iter(requests)
+    while True:
+        with ctrl_c.may_interrupt():
+            request = next(iterator, None)
+        if request is None:
+            return
+        yield request
+
+
+@contextmanager
+def _progress(console: Console, fraction_done: Callable[[int], float | None]) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar on `console`; yields the function to call with the number of requests played."""
+    columns = (
+        TextColumn("Replaying"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[played]:,} requests"),
+        TimeElapsedColumn(),
+    )
+    # A thread that redraws would take its time out of the calls that are being measured.
+    with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=console.quiet) as progress:
+        bar = progress.add_task("", total=None, played=0)
+        next_refresh = 0.0
+
+        def show(played: int) -> None:
+            nonlocal next_refresh
+            if console.quiet or monotonic() < next_refresh:
+                return
+            fraction = fraction_done(played)
+            if fraction is not None:
+                progress.update(bar, completed=fraction, total=1.0)
+            progress.update(bar, played=played, refresh=True)
+            next_refresh = monotonic() + _SECONDS_BETWEEN_REFRESHES
+
+        yield show
+
+
+def _as_json(result: ReplayResult, interrupted: bool) -> str:
+    fields: dict[str, object] = {"interrupted": interrupted, **result._asdict()}
+    fields["microseconds_per_call"] = {
+        call: times and {"calls": times.calls, "median": round(times.median, 3), "p99": round(times.p99, 3)}
+        for call, times in _times(result).items()
+    }
+    return json.dumps({name: value for name, value in fields.items() if name not in _times(result)})
+
+
+def _print_tables(console: Console, name: str, result: ReplayResult, interrupted: bool) -> None:
+    heading = f"Replay of {name}"
+    # A name may hold what the terminal's encoding has no sign for.
+    console.print(Text(heading.encode(console.encoding, "replace").decode(console.encoding), style="bold"))
+    if interrupted:
+        console.print(Text(f"interrupted: counts of the first {result.requests:,} requests", style="bold yellow"))
+
+    counts = Table(box=box.SIMPLE, show_header=False)
+    counts.add_column()
+    counts.add_column(justify="right")
+    for label, value in (
+        ("requests", f"{result.requests:,}"),
+        ("blocks", f"{result.blocks:,}"),
+        ("hit blocks", f"{result.hit_blocks:,}"),
+        ("hit rate in blocks", _percent(result.block_hit_rate)),
+        ("hit rate in tokens", _percent(result.token_hit_rate)),
+        ("evicted blocks", f"{result.evicted_blocks:,}"),
+        ("cached blocks", f"{result.cached_blocks:,}"),
+        ("capacity in blocks", "no limit" if result.capacity is None else f"{result.capacity:,}"),
+        ("block size in tokens", f"{result.block_size:,}"),
+        ("seconds", f"{result.seconds:,.2f}"),
+        ("seconds in the cache", f"{result.cache_seconds:,.2f}"),
+        ("requests per second", "-" if result.requests_per_second is None else f"{result.requests_per_second:,.0f}"),
+    ):
+        counts.add_row(label, value)
+    console.print(counts)
+
+    calls = Table("time per call", box=box.SIMPLE)
+    for column in ("calls", "median us", "p99 us"):
+        calls.add_column(column, justify="right")
+    for call, times in _times(result).items():
+        row = ("0", "-", "-") if times is None else (f"{times.calls:,}", f"{times.median:,.1f}", f"{times.p99:,.1f}")
+        calls.add_row(call, *row)
+    console.print(calls)
+
+
+def _times(result: ReplayResult) -> dict[str, CallTimes | None]:
+    return {"lookup": result.lookup, "insert": result.insert, "evict": result.evict, "release": result.release}
+
+
+def _percent(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:.2%}"

@@ -1,0 +1,222 @@
+"""Compiles the kernels at first use, or loads them from a cache directory of our own.
+
+Numba's cache notices a change only in the file of the function itself, and does not tell a build with bounds
+checks from one without. So the directory's name is a digest of every kernel source, the versions and
+the flags: whatever changes, other code is never found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+_logger = logging.getLogger(__name__)
+_lock = threading.RLock()
+_compiled: dict[str, Mapping[str, Callable[..., Any]]] = {}
+
+CACHE_DIRECTORY_VARIABLES = ("METRALE_CACHE_DIR", "NUMBA_CACHE_DIR")
+# Settings of Numba that change the code it makes but are no part of its cache's key.
+_CODE_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES", "DISABLE_INTEL_SVML")
+
+
+def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]]:
+    """Every kernel with the types of its arguments, by the occasion at which it is first needed."""
+    from numba import types
+
+    from metrale_numba.kernels import eviction, hashing, integrity, snapshots, tables, tree
+
+    number = types.int64
+    real = types.float64
+    header = slots = types.Array(types.int64, 1, "C")
+    ids = types.Array(types.uint32, 1, "C")
+    words = types.Array(types.uint64, 1, "C")
+    return {
+        "cache": {
+            "fill_powers": (hashing.fill_powers, (types.uint64, words)),
+            "rehash": (tables.rehash, (words, words)),
+            "peek": (tree.peek, (header, ids, number)),
+            "pin": (tree.pin, (header, ids, ids, number)),
+            "lookup": (tree.lookup, (header, ids, ids, ids, number, number)),
+            "insert": (tree.insert, (header, ids, ids, ids, ids, ids, ids, number, number)),
+            "release": (tree.release, (header, ids, number, number)),
+            "evict": (eviction.evict, (header, number, ids, ids)),
+            "register": (snapshots.register, (header, ids, number, number, number, number)),
+            "register_tail": (snapshots.register_tail, (header, ids, number, number, number, slots)),
+            "evict_lru": (snapshots.evict_lru, (header, real)),
+            "evict_to_tier": (snapshots.evict_to_tier, (header, number, real)),
+            "evict_slot": (snapshots.evict_slot, (header, number)),
+            "promote": (snapshots.promote, (header, number, number, number, number)),
+            "forget": (snapshots.forget, (header, number)),
+        },
+        "integrity": {
+            "check_pool": (integrity.check_pool, (header,)),
+            "check_heap": (integrity.check_heap, (header, number)),
+            "check_index": (integrity.check_index, (header,)),
+        },
+    }
+
+
+def kernels(group: str) -> Mapping[str, Callable[..., Any]]:
+    """The compiled kernels of a group, made or loaded on the first call.
+
+    Parameters
+    ----------
+    group : {"cache", "integrity"}
+        What every cache needs, or what :meth:`RadixTree.check_integrity` needs.
+    """
+    ready = _compiled.get(group)
+    if ready is not None:
+        return ready
+    with _lock:
+        if group not in _compiled:
+            _compiled[group] = _compile(_groups()[group])
+        return _compiled[group]
+
+
+def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[str, Callable[..., Any]]:
+    import numba
+
+    if numba.config.DISABLE_JIT:
+        raise RuntimeError("metrale_numba needs its kernels compiled; unset NUMBA_DISABLE_JIT")
+    cache = _cache_class()
+    announced = False
+    compiled: dict[str, Callable[..., Any]] = {}
+    for name, (function, arguments) in group.items():
+        dispatcher = numba.njit(nogil=True)(function)
+        if cache is not None:
+            dispatcher._cache = cache(function)
+        if not announced and (cache is None or not dispatcher._cache.has_files()):
+            announced = True
+            _announce()
+        dispatcher.compile(arguments)
+        dispatcher.disable_compile()
+        compiled[name] = dispatcher
+    return compiled
+
+
+def _announce() -> None:
+    message = "compiling kernels; this takes some seconds and is done once"
+    _logger.info(message)
+    if sys.stderr is not None and sys.stderr.isatty():
+        sys.stderr.write(f"metrale_numba: {message}\n")
+        sys.stderr.flush()
+
+
+def _digest() -> str:
+    """What the compiled code depends on, in 20 hexadecimal digits."""
+    import llvmlite
+    import numba
+
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    versions = (platform.python_implementation(), sys.version, numba.__version__, llvmlite.__version__)
+    flags = [(flag, getattr(numba.config, flag, None)) for flag in _CODE_FLAGS]
+    digest.update(repr((versions, flags)).encode())
+    return digest.hexdigest()[:20]
+
+
+def _cache_directory() -> Path | None:
+    """The first writable place for compiled code, or None."""
+    candidates = [Path(os.environ[name]) for name in CACHE_DIRECTORY_VARIABLES if os.environ.get(name)]
+    if os.environ.get("XDG_CACHE_HOME"):
+        candidates.append(Path(os.environ["XDG_CACHE_HOME"]))
+    try:
+        candidates.append(Path.home() / ".cache")
+    except RuntimeError as error:
+        _logger.debug("no home directory to keep compiled kernels in: %s", error)
+    name = f"kernels-{_digest()}"
+    for candidate in candidates:
+        directory = candidate / "metrale_numba" / name
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=directory):
+                return directory
+        except OSError as error:
+            _logger.debug("cannot keep compiled kernels in %s: %s", directory, error)
+    return None
+
+
+def _cache_class() -> Any:
+    """A Numba cache that keeps its files in our directory, or None with a warning if there is no place for one."""
+    from numba.core.caching import CompileResultCacheImpl, FunctionCache
+
+    directory = _cache_directory()
+    if directory is None:
+        warnings.warn(
+            "no writable directory for compiled kernels, so every process compiles them anew; "
+            f"set {CACHE_DIRECTORY_VARIABLES[0]} to one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+
+    class Locator:
+        """Where the files of one kernel are. The directory's name already says which sources they were made of."""
+
+        def __init__(self, py_file: str) -> None:
+            self._py_file = py_file
+
+        def ensure_cache_path(self) -> None:
+            directory.mkdir(parents=True, exist_ok=True)
+
+        def get_cache_path(self) -> str:
+            return str(directory)
+
+        def get_source_stamp(self) -> str:
+            return directory.name
+
+    class Implementation(CompileResultCacheImpl):  # type: ignore[misc]
+        def __init__(self, function: Callable[..., Any]) -> None:
+            self._lineno = function.__code__.co_firstlineno
+            self._locator = Locator(function.__code__.co_filename)
+            self._filename_base = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+
+    class KernelCache(FunctionCache):  # type: ignore[misc]
+        _impl_class = Implementation
+
+        def has_files(self) -> bool:
+            """Whether something was saved for this kernel."""
+            return os.path.exists(self._cache_file._index_path)
+
+        def load_overload(self, signature: Any, target_context: Any) -> Any:
+            try:
+                return super().load_overload(signature, target_context)
+            except Exception as error:
+                # A damaged file must cost a compilation, not the cache: what is compiled now overwrites it.
+                _logger.warning("cannot load a compiled kernel, compiling it anew: %s: %s", self._name, error)
+                self._cache_file.flush()
+                return None
+
+        def save_overload(self, signature: Any, data: Any) -> None:
+            try:
+                super().save_overload(signature, data)
+            except OSError as error:
+                _logger.warning("cannot keep a compiled kernel for the next process: %s: %s", self._name, error)
+
+    return KernelCache
+
+
+def warmup() -> None:
+    """Compile every kernel now, or load them from disk, so that no later call has to.
+
+    Takes some seconds on a machine's first run and under a second from then on. Calling it again does nothing.
+    Creating a :class:`RadixTree` does the same for what its calls need; this also readies
+    :meth:`RadixTree.check_integrity`.
+
+    Raises
+    ------
+    RuntimeError
+        If Numba's compiler is switched off (``NUMBA_DISABLE_JIT``).
+    """
+    for group in _groups():
+        kernels(group)

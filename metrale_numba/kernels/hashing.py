@@ -1,0 +1,118 @@
+"""The two hashes of a token prefix, both running token by token, and how they place things in tables.
+
+The *tier key* is FNV-1a over 32-bit tokens: the same everywhere, and easy to collide on purpose. The *check
+hash* is a polynomial over the integers modulo 2**64 - 59 whose base is the cache's secret: two different
+prefixes of up to n tokens, chosen without it, agree with a chance of at most (n + 2) / 2**64. Being
+a polynomial, it takes a whole group of tokens in one step with products that do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from metrale_numba.kernels.layout import CHECK_GROUP
+from metrale_numba.kernels.memory import multiply_high
+
+FNV_BASIS = np.uint64(0xCBF29CE484222325)
+FNV_PRIME = np.uint64(0x100000001B3)
+# 2**64 is congruent to FOLD modulo the prime, so the upper half of a product folds into the lower.
+CHECK_PRIME = np.uint64(2**64 - 59)
+FOLD = np.uint64(59)
+HALF_WORD = np.uint64(32)
+LOW_HALF = np.uint64(0xFFFF_FFFF)
+# A polynomial that starts at 0 would ignore leading zero tokens.
+CHECK_START = np.uint64(1)
+
+
+@register_jitable
+def advance_key(key, tokens, start, stop):
+    """Tier key of a prefix with `key`, lengthened by ``tokens[start:stop]``."""
+    for position in range(start, stop):
+        key = (key ^ np.uint64(tokens[position])) * FNV_PRIME
+    return key
+
+
+@register_jitable
+def first_key(adapter):
+    """Tier key of the empty prefix of an adapter; the base model's is the plain basis."""
+    if adapter == np.uint64(0):
+        return FNV_BASIS
+    return (FNV_BASIS ^ adapter) * FNV_PRIME
+
+
+@register_jitable
+def _reduce(high, low):
+    """``high * 2**64 + low`` modulo the prime."""
+    fold_low = high * FOLD
+    carry = multiply_high(high, FOLD)
+    low = low + fold_low
+    carry = carry + np.uint64(low < fold_low)
+    fold_low = carry * FOLD
+    low = low + fold_low
+    if low < fold_low:
+        low = low + FOLD
+    if low >= CHECK_PRIME:
+        low = low - CHECK_PRIME
+    return low
+
+
+@register_jitable
+def _add(left, right):
+    """Sum of two residues modulo the prime."""
+    total = left + right
+    if total < left:
+        total = total + FOLD
+    if total >= CHECK_PRIME:
+        total = total - CHECK_PRIME
+    return total
+
+
+@register_jitable
+def _multiply(left, right):
+    """Product of two residues modulo the prime."""
+    return _reduce(multiply_high(left, right), left * right)
+
+
+@register_jitable
+def advance_check(check, tokens, start, stop, powers):
+    """Check hash of a prefix with `check`, lengthened by ``tokens[start:stop]``."""
+    position = start
+    while position < stop:
+        group = min(CHECK_GROUP, stop - position)
+        high = np.uint64(0)
+        low = np.uint64(0)
+        for i in range(group):
+            token = np.uint64(tokens[position + i])
+            power = powers[group - 1 - i]
+            product = token * power
+            low = low + product
+            high = high + multiply_high(token, power) + np.uint64(low < product)
+        check = _add(_multiply(check, powers[group]), _reduce(high, low))
+        position += group
+    return check
+
+
+@register_jitable
+def first_check(adapter, powers):
+    """Check hash of the empty prefix of an adapter, taken as two tokens of 32 bits."""
+    check = _add(_multiply(CHECK_START, powers[1]), adapter >> HALF_WORD)
+    return _add(_multiply(check, powers[1]), adapter & LOW_HALF)
+
+
+def fill_powers(base, powers):
+    """Write base**0, base**1 and so on, modulo the prime, into `powers`."""
+    power = np.uint64(1)
+    for i in range(powers.size):
+        powers[i] = power
+        power = _multiply(power, base)
+
+
+@register_jitable
+def table_hash(value, multiplier):
+    """32 bits that place a 64-bit hash in a table.
+
+    Only finds candidates: forced to a constant, every answer stays the same. The secret odd multiplier
+    keeps clients from choosing tokens, and thereby keys, that crowd one place.
+    """
+    return (value * multiplier) >> HALF_WORD

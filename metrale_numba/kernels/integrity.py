@@ -1,0 +1,393 @@
+"""Recounts of everything that is derived: links, counts, hashes, tables, the candidate order, the depth filter.
+
+Each function looks at every row once and returns the number of the first fault (see :data:`layout.FAULTS`) and
+the row it was found at, or 0. Nothing is changed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from metrale_numba.kernels.eviction import heap_views, pool_view
+from metrale_numba.kernels.hashing import advance_check, advance_key, first_check, first_key, table_hash
+from metrale_numba.kernels.layout import (
+    CHECK_GROUP,
+    DEPTH_CLASSES,
+    EMPTY_SLOT,
+    INDEX_CLOCK,
+    INDEX_DEPTH_BITS,
+    INDEX_DEPTH_COUNTS,
+    INDEX_ENTRIES,
+    INDEX_MULTIPLIER,
+    INDEX_NUM_RESIDENTS,
+    INDEX_RESIDENTS,
+    INDEX_ROWS,
+    INDEX_SIZE,
+    INDEX_TABLE,
+    INDEX_TABLE_SIZE,
+    NONE,
+    POOL_BLOCK_SIZE,
+    POOL_FREE,
+    POOL_LINKS,
+    POOL_NODES,
+    POOL_NUM_FREE,
+    POOL_NUM_NODES,
+    POOL_NUM_ROOTS,
+    POOL_NUM_SUFFIXES,
+    POOL_NUMBER,
+    POOL_ROWS,
+    POOL_SHARED,
+    POOL_SUFFIX_FREE,
+    POOL_SUFFIX_ROWS,
+    POOL_SUFFIX_USED,
+    POOL_SUFFIXES,
+    POOL_TABLE,
+    POOL_TABLE_SIZE,
+    POOL_TOKENS,
+    POOL_USED,
+    ROOT,
+    SHARED_CLOCK,
+    SHARED_FIELDS,
+    SHARED_HEAP_SIZE,
+    SHARED_MULTIPLIER,
+    SHARED_NUM_POOLS,
+    SHARED_PARTIAL_TAILS,
+    SHARED_POOLS,
+    SHARED_POWERS,
+    SPILLED,
+)
+from metrale_numba.kernels.memory import (
+    entry_view,
+    int64_view,
+    link_view,
+    node_view,
+    suffix_view,
+    uint32_view,
+    uint64_view,
+)
+from metrale_numba.kernels.tables import home_slot, next_slot
+
+_EMPTY = np.uint64(EMPTY_SLOT)
+_HALF_WORD = np.uint64(32)
+_LOW_HALF = np.uint64(0xFFFF_FFFF)
+_NO_ROW = np.uint32(NONE)
+
+
+@register_jitable
+def _in_table(table, hash32, row):
+    """Whether a search from the hash's home meets the row before a free slot."""
+    wanted = (hash32 << _HALF_WORD) | np.uint64(row)
+    slot = home_slot(hash32, table.size)
+    for _ in range(table.size):
+        if table[slot] == wanted:
+            return True
+        if table[slot] == _EMPTY:
+            return False
+        slot = next_slot(slot, table.size)
+    return False
+
+
+@register_jitable
+def _num_used(table):
+    used = np.int64(0)
+    for slot in range(table.size):
+        if table[slot] != _EMPTY:
+            used += 1
+    return used
+
+
+@register_jitable
+def _same_chunk(chunks, left, right, block_size):
+    for i in range(block_size):
+        if chunks[left * block_size + i] != chunks[right * block_size + i]:
+            return False
+    return True
+
+
+@register_jitable
+def _check_rows(pool, nodes):
+    """Free list and the counts of each kind of row."""
+    used = pool[POOL_USED]
+    num_nodes = np.int64(0)
+    num_roots = np.int64(0)
+    num_free = np.int64(0)
+    for row in range(used):
+        if nodes[row].parent == _NO_ROW:
+            num_free += 1
+        elif nodes[row].parent == np.uint32(ROOT):
+            num_roots += 1
+        else:
+            num_nodes += 1
+    free = pool[POOL_FREE]
+    length = np.int64(0)
+    while free >= 0:
+        if free >= used or nodes[free].parent != _NO_ROW:
+            return 1, free
+        length += 1
+        if length > num_free:
+            return 2, free
+        free = np.int64(-1) if nodes[free].block == _NO_ROW else np.int64(nodes[free].block)
+    if length != num_free or length != pool[POOL_NUM_FREE]:
+        return 2, length
+    if num_nodes != pool[POOL_NUM_NODES] or num_roots != pool[POOL_NUM_ROOTS]:
+        return 3, num_nodes
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_children(pool, nodes, links, row, ordered):
+    """The list of one row's children."""
+    length = np.int64(0)
+    before = _NO_ROW
+    child = links[row].first_child
+    while child != _NO_ROW:
+        if np.int64(child) >= pool[POOL_USED] or nodes[np.int64(child)].parent != np.uint32(row):
+            return 6, np.int64(child)
+        if links[np.int64(child)].previous_sibling != before:
+            return 7, np.int64(child)
+        if ordered and before != _NO_ROW and nodes[np.int64(child)].stamp >= nodes[np.int64(before)].stamp:
+            return 17, np.int64(child)
+        length += 1
+        if length > np.int64(nodes[row].children):
+            break
+        before = child
+        child = links[np.int64(child)].next_sibling
+    if length != np.int64(nodes[row].children):
+        return 8, row
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_reachable(pool, nodes, links):
+    """Whether the lists of children lead from the roots to every node, each once."""
+    reached = np.int64(0)
+    for root in range(pool[POOL_USED]):
+        if nodes[root].parent != np.uint32(ROOT):
+            continue
+        row = np.int64(root)
+        while True:
+            if links[row].first_child != _NO_ROW:
+                row = np.int64(links[row].first_child)
+            else:
+                while row != root and links[row].next_sibling == _NO_ROW:
+                    row = np.int64(nodes[row].parent)
+                if row == root:
+                    break
+                row = np.int64(links[row].next_sibling)
+            reached += 1
+            if reached > pool[POOL_NUM_NODES]:
+                return 9, row
+    if reached != pool[POOL_NUM_NODES]:
+        return 9, reached
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_hashes(pool, nodes, links, chunks, table, row):
+    """Both hashes of a live row, its place in the table, and that no sibling in its table cluster is its twin."""
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    block_size = pool[POOL_BLOCK_SIZE]
+    if nodes[row].parent == np.uint32(ROOT):
+        state = first_check(np.uint64(nodes[row].stamp), powers)
+        key = first_key(np.uint64(nodes[row].stamp))
+    else:
+        parent = np.int64(nodes[row].parent)
+        start = row * block_size
+        state = advance_check(nodes[parent].state, chunks, start, start + block_size, powers)
+        key = advance_key(links[parent].key, chunks, start, start + block_size)
+    if nodes[row].state != state:
+        return 10, row
+    if links[row].key != key:
+        return 11, row
+    hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
+    if not _in_table(table, hash32, row):
+        return 12, row
+    slot = home_slot(hash32, table.size)
+    while table[slot] != _EMPTY:
+        other = np.int64(table[slot] & _LOW_HALF)
+        if other != row and nodes[other].parent == nodes[row].parent:
+            if nodes[row].parent == np.uint32(ROOT):
+                if nodes[other].stamp == nodes[row].stamp:
+                    return 14, row
+            elif _same_chunk(chunks, row, other, block_size):
+                return 14, row
+        slot = next_slot(slot, table.size)
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_suffix(pool, links, suffixes, row):
+    suffix = np.int64(links[row].suffix)
+    if suffix >= pool[POOL_SUFFIX_USED] or suffixes[suffix].node != np.uint32(row):
+        return 19, row
+    length = np.int64(suffixes[suffix].length)
+    if length < 1 or length >= pool[POOL_BLOCK_SIZE] or suffixes[suffix].block == _NO_ROW:
+        return 20, row
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_suffix_rows(pool, suffixes, attached):
+    """The counts of partial suffixes, and that every row without one is on the free list."""
+    used = pool[POOL_SUFFIX_USED]
+    num_free = np.int64(0)
+    for suffix in range(used):
+        if suffixes[suffix].node == _NO_ROW:
+            num_free += 1
+    length = np.int64(0)
+    free = pool[POOL_SUFFIX_FREE]
+    while free >= 0:
+        if free >= used or suffixes[free].node != _NO_ROW or length == num_free:
+            return 21, free
+        length += 1
+        free = np.int64(-1) if suffixes[free].block == _NO_ROW else np.int64(suffixes[free].block)
+    if length != num_free or attached != used - num_free or attached != pool[POOL_NUM_SUFFIXES]:
+        return 21, attached
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_candidate(shared, pool, nodes, links, row):
+    place = np.int64(links[row].place)
+    is_candidate = nodes[row].children == np.uint32(0) and nodes[row].count <= np.uint32(1)
+    if is_candidate != (place != NONE):
+        return 22, row
+    if is_candidate:
+        stamps, heap = heap_views(shared)
+        if place >= shared[SHARED_HEAP_SIZE] or heap[place] != (
+            (np.uint64(pool[POOL_NUMBER]) << _HALF_WORD) | np.uint64(row)
+        ):
+            return 23, row
+        if stamps[place] != nodes[row].stamp:
+            return 24, row
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_node(shared, pool, nodes, links, row, clock):
+    """Everything about a node that looks only at it and its parent."""
+    parent = np.int64(nodes[row].parent)
+    if parent >= pool[POOL_USED] or nodes[parent].parent == _NO_ROW:
+        return 4, row
+    if nodes[row].stamp > clock or nodes[row].stamp < 1:
+        return 15, row
+    if nodes[parent].parent != np.uint32(ROOT) and nodes[row].stamp > nodes[parent].stamp:
+        return 16, row
+    if nodes[row].block == _NO_ROW:
+        return 18, row
+    return _check_candidate(shared, pool, nodes, links, row)
+
+
+def check_pool(pool):
+    """The first fault in the nodes of one block size, its row, and the number of candidates."""
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    block_size = pool[POOL_BLOCK_SIZE]
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * block_size)
+    suffixes = suffix_view(pool[POOL_SUFFIXES], pool[POOL_SUFFIX_ROWS])
+    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
+    ordered = shared[SHARED_PARTIAL_TAILS] != 0
+    num_candidates = np.int64(0)
+    num_suffixes = np.int64(0)
+    fault, where = _check_rows(pool, nodes)
+    if fault != 0:
+        return fault, where, num_candidates
+    for row in range(pool[POOL_USED]):
+        if nodes[row].parent == _NO_ROW:
+            continue
+        if nodes[row].parent == np.uint32(ROOT):
+            if nodes[row].children == np.uint32(0):
+                return 5, np.int64(row), num_candidates
+        else:
+            fault, where = _check_node(shared, pool, nodes, links, row, shared[SHARED_CLOCK])
+            if fault != 0:
+                return fault, where, num_candidates
+            if links[row].place != _NO_ROW:
+                num_candidates += 1
+            if links[row].suffix != _NO_ROW:
+                num_suffixes += 1
+                fault, where = _check_suffix(pool, links, suffixes, row)
+                if fault != 0:
+                    return fault, where, num_candidates
+        fault, where = _check_children(pool, nodes, links, row, ordered)
+        if fault != 0:
+            return fault, where, num_candidates
+        fault, where = _check_hashes(pool, nodes, links, chunks, table, row)
+        if fault != 0:
+            return fault, where, num_candidates
+    if _num_used(table) != pool[POOL_NUM_NODES] + pool[POOL_NUM_ROOTS]:
+        return 13, _num_used(table), num_candidates
+    fault, where = _check_reachable(pool, nodes, links)
+    if fault == 0:
+        fault, where = _check_suffix_rows(pool, suffixes, num_suffixes)
+    return fault, where, num_candidates
+
+
+def check_heap(shared, num_candidates):
+    """The first fault in the order of the heap, and its place."""
+    size = shared[SHARED_HEAP_SIZE]
+    if size != num_candidates:
+        return 26, size
+    stamps, heap = heap_views(shared)
+    for place in range(1, size):
+        if stamps[place] <= stamps[(place - 1) // 4]:
+            return 25, np.int64(place)
+    num_pools = shared[SHARED_NUM_POOLS]
+    addresses = int64_view(shared[SHARED_POOLS], num_pools)
+    for place in range(size):
+        number = np.int64(heap[place] >> _HALF_WORD)
+        if number >= num_pools or addresses[number] == 0:
+            return 23, np.int64(place)
+        pool = pool_view(shared, number)
+        row = np.int64(heap[place] & _LOW_HALF)
+        if row >= pool[POOL_USED]:
+            return 23, np.int64(place)
+        links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+        if np.int64(links[row].place) != place:
+            return 23, np.int64(place)
+    return 0, np.int64(0)
+
+
+def check_index(index):
+    """The first fault in the snapshot index, and its entry."""
+    size = index[INDEX_SIZE]
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
+    table = uint64_view(index[INDEX_TABLE], index[INDEX_TABLE_SIZE])
+    multiplier = np.uint64(index[INDEX_MULTIPLIER])
+    counts = np.zeros(DEPTH_CLASSES, np.int64)
+    num_residents = np.int64(0)
+    for row in range(size):
+        hash32 = table_hash(entries[row].key, multiplier)
+        if not _in_table(table, hash32, row):
+            return 27, np.int64(row)
+        slot = home_slot(hash32, table.size)
+        while table[slot] != _EMPTY:
+            other = np.int64(table[slot] & _LOW_HALF)
+            if other != row and entries[other].key == entries[row].key:
+                return 33, np.int64(row)
+            slot = next_slot(slot, table.size)
+        place = np.int64(entries[row].place)
+        if entries[row].flags & np.uint32(SPILLED) == np.uint32(0):
+            num_residents += 1
+            if place >= index[INDEX_NUM_RESIDENTS] or residents[place] != np.uint32(row):
+                return 29, np.int64(row)
+        elif place != NONE:
+            return 29, np.int64(row)
+        counts[entries[row].depth % DEPTH_CLASSES] += 1
+        if entries[row].stamp > index[INDEX_CLOCK] or entries[row].stamp < 1:
+            return 32, np.int64(row)
+    if num_residents != index[INDEX_NUM_RESIDENTS]:
+        return 30, num_residents
+    if _num_used(table) != size:
+        return 28, size
+    stored_counts = uint32_view(index[INDEX_DEPTH_COUNTS], DEPTH_CLASSES)
+    bits = uint64_view(index[INDEX_DEPTH_BITS], DEPTH_CLASSES // 64)
+    for depth in range(DEPTH_CLASSES):
+        bit = (bits[depth // 64] >> np.uint64(depth % 64)) & np.uint64(1)
+        if np.int64(stored_counts[depth]) != counts[depth] or (bit == np.uint64(1)) != (counts[depth] > 0):
+            return 31, np.int64(depth)
+    return 0, np.int64(0)

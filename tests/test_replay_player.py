@@ -1,0 +1,200 @@
+"""The player: exact counts, whatever the block size, and a cache that is left as the protocol asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from metrale_numba import NoPrefixCaching, RadixTree
+from metrale_numba.replay import Replay, ReplayResult, Request, chat_workload, spell
+
+
+class NaiveReplay:
+    """What a replay must count, told in the plainest way: prefixes in a dict, full scans, no block and no reference."""
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.last_used: dict[tuple[int, ...], int] = {}
+        self.requests = self.blocks = self.hits = self.evicted = 0
+
+    def play(self, request: Request) -> None:
+        ids = tuple(request.hash_ids.tolist())
+        hits = 0
+        while hits < len(ids) and ids[: hits + 1] in self.last_used:
+            hits += 1
+        wanted = len(ids)
+        if self.capacity is not None:
+            while len(self.last_used) + wanted - hits > self.capacity and self._evict(held=ids[:hits]):
+                self.evicted += 1
+            wanted = min(wanted, hits + self.capacity - len(self.last_used))
+        for end in range(1, wanted + 1):
+            self.last_used[ids[:end]] = self.requests
+        self.requests += 1
+        self.blocks += len(ids)
+        self.hits += hits
+
+    def _evict(self, held: tuple[int, ...]) -> bool:
+        parents = {prefix[:-1] for prefix in self.last_used}
+        leaves = [p for p in self.last_used if p not in parents and p != held[: len(p)]]
+        if leaves:
+            del self.last_used[min(leaves, key=lambda prefix: self.last_used[prefix])]
+        return bool(leaves)
+
+    def counts(self) -> tuple[int, int, int, int, int]:
+        return self.requests, self.blocks, self.hits, self.evicted, len(self.last_used)
+
+
+def counts(result: ReplayResult) -> tuple[int, int, int, int, int]:
+    return result.requests, result.blocks, result.hit_blocks, result.evicted_blocks, result.cached_blocks
+
+
+def played(requests: Iterable[Request], block_size: int = 1, capacity: int | None = None) -> ReplayResult:
+    replay = Replay(RadixTree(block_size=block_size), block_size=block_size, capacity=capacity)
+    for request in requests:
+        replay.play(request)
+    return replay.result()
+
+
+def prompt(*hash_ids: int, input_length: int | None = None) -> Request:
+    length = 512 * len(hash_ids) if input_length is None else input_length
+    return Request(0, length, 1, np.array(hash_ids, dtype=np.uint32))
+
+
+def random_prompts(seed: int, count: int = 120) -> list[Request]:
+    """Prompts of up to 9 blocks over few ids, so that they share, branch, repeat ids and crowd each other out."""
+    draw = np.random.default_rng(seed)
+    return [prompt(*draw.integers(0, 3, size=draw.integers(0, 10)).tolist()) for _ in range(count)]
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 5, 8, 13, 40, 10_000, None])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_counts_are_those_of_a_naive_replay(block_size: int, capacity: int | None) -> None:
+    for seed in range(5):
+        requests = random_prompts(seed)
+        naive = NaiveReplay(capacity)
+        for request in requests:
+            naive.play(request)
+        assert counts(played(requests, block_size, capacity)) == naive.counts()
+
+
+@pytest.mark.parametrize(("capacity", "expected"), [])
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+def test_counts_of_the_built_in_workload_are_these(
+    block_size: int, capacity: int | None, expected: tuple[int, ...]
+) -> None:
+    requests = chat_workload(0, requests=3_000, sessions=100)
+    assert counts(played(requests, block_size, capacity)) == expected
+
+
+def test_an_id_with_all_bits_set_is_a_token_like_any_other() -> None:
+    requests = [prompt(0, 0xFFFF_FFFF), prompt(0xFFFF_FFFF, 0), prompt(0, 0xFFFF_FFFF)]
+    assert played(requests, block_size=4).hit_blocks == 2
+
+
+def test_a_prompt_larger_than_the_cache_is_stored_as_far_as_it_fits() -> None:
+    result = played([prompt(1, 2, 3, 4, 5), prompt(1, 2, 3, 4, 5)], capacity=3)
+    assert counts(result) == (2, 10, 3, 0, 3)
+
+
+def test_a_prompt_keeps_what_it_hit_and_evicts_only_the_rest() -> None:
+    result = played([prompt(1, 2), prompt(7), prompt(1, 2, 3, 4), prompt(1, 2, 3)], capacity=3)
+    assert counts(result) == (4, 10, 5, 1, 3)
+
+
+def test_a_prompt_in_the_cache_evicts_nothing() -> None:
+    result = played([prompt(1, 2, 3)] * 5, capacity=3)
+    assert counts(result) == (5, 15, 12, 0, 3)
+    assert result.evict is None
+
+
+def test_an_empty_prompt_is_a_request_without_blocks() -> None:
+    assert counts(played([prompt(), prompt(1)])) == (2, 1, 0, 0, 1)
+
+
+def test_the_last_block_of_a_prompt_counts_for_the_tokens_it_has() -> None:
+    result = played([prompt(1, 2, input_length=600), prompt(1, 2, input_length=600), prompt(1, 3, input_length=700)])
+    assert result.block_hit_rate == 3 / 6
+    assert result.token_hit_rate == (600 + 512) / 1_900
+
+
+def test_the_cache_never_holds_more_than_the_capacity() -> None:
+    cache = RadixTree(block_size=1)
+    replay = Replay(cache, capacity=20)
+    for request in random_prompts(seed=1, count=300):
+        replay.play(request)
+        assert cache.stats()[1] <= 20
+    assert replay.result().evicted_blocks > 100
+
+
+def test_no_block_is_in_the_cache_twice_and_none_is_held_at_the_end() -> None:
+    cache = RadixTree(block_size=1)
+    replay = Replay(cache, capacity=500)
+    for request in chat_workload(2, requests=500, sessions=20):
+        replay.play(request)
+    evicted = cache.evict(10_000).physical
+    assert len(evicted) == len(set(evicted.tolist())) == 500
+    assert evicted.max() < 500
+
+
+def test_a_cache_that_stores_nothing_hits_nothing() -> None:
+    replay = Replay(NoPrefixCaching(), capacity=10)
+    for request in random_prompts(seed=3):
+        replay.play(request)
+    result = replay.result()
+    assert result.requests == 120
+    assert (result.hit_blocks, result.evicted_blocks, result.cached_blocks) == (0, 0, 0)
+
+
+def test_every_call_is_timed_once() -> None:
+    result = played(random_prompts(seed=4), capacity=8)
+    assert result.lookup is not None
+    assert result.insert is not None
+    assert result.release is not None
+    assert result.evict is not None
+    assert result.lookup.calls == result.insert.calls == result.release.calls == 120
+    assert 0 < result.evict.calls < 120
+    for times in (result.lookup, result.insert, result.evict, result.release):
+        assert 0 < times.median <= times.p99
+
+
+def test_time_in_the_cache_is_part_of_the_time() -> None:
+    result = played(random_prompts(seed=5))
+    assert 0 < result.cache_seconds < result.seconds
+    assert result.requests_per_second == result.requests / result.seconds
+
+
+def test_a_replay_of_nothing_has_no_rates_and_no_times() -> None:
+    result = Replay(RadixTree(block_size=1), block_size=3, capacity=9).result()
+    assert result._replace(seconds=0.0) == ReplayResult(block_size=3, capacity=9)
+
+
+def test_a_result_may_be_taken_half_way() -> None:
+    replay = Replay(RadixTree(block_size=1))
+    replay.play(prompt(1, 2))
+    assert counts(replay.result()) == (1, 2, 0, 0, 2)
+    replay.play(prompt(1, 2))
+    assert counts(replay.result()) == (2, 4, 2, 0, 2)
+
+
+def test_an_id_is_the_first_token_of_its_block() -> None:
+    hash_ids = np.array([5, 0, 0xFFFF_FFFF, 5], dtype=np.uint32)
+    tokens = spell(hash_ids, 16)
+    assert tokens.dtype == np.uint32
+    assert tokens.shape == (64,)
+    assert tokens[::16].tolist() == hash_ids.tolist()
+
+
+def test_equal_ids_are_spelled_alike_wherever_they_stand() -> None:
+    blocks = spell(np.array([5, 9, 5], dtype=np.uint32), 16).reshape(3, 16)
+    assert blocks[0].tolist() == blocks[2].tolist()
+    assert not np.any(blocks[0] == blocks[1])
+
+
+def test_a_block_is_spelled_without_repeating_a_token() -> None:
+    assert len(set(spell(np.array([77], dtype=np.uint32), 512).tolist())) == 512
+
+
+def test_at_block_size_1_an_id_is_its_own_token() -> None:
+    assert spell(np.array([5, 9], dtype=np.uint32), 1).tolist() == [5, 9]
