@@ -87,9 +87,17 @@ def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) ->
 
     if numba.config.DISABLE_JIT:
         raise RuntimeError("metrale_numba needs its kernels compiled; unset NUMBA_DISABLE_JIT")
-    cache = _cache_class()
-    announced = False
+    directory = _cache_directory()
+    if directory is None:
+        warnings.warn(
+            "no writable directory for compiled kernels, so every process compiles them anew; "
+            f"set {CACHE_DIRECTORY_VARIABLES[0]} to one",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    cache = None if directory is None else _cache_class(directory)
     compiled: dict[str, Callable[..., Any]] = {}
+    announced = False
     for name, (function, arguments) in group.items():
         dispatcher = numba.njit(nogil=True)(function)
         if cache is not None:
@@ -146,19 +154,9 @@ def _cache_directory() -> Path | None:
     return None
 
 
-def _cache_class() -> Any:
-    """A Numba cache that keeps its files in our directory, or None with a warning if there is no place for one."""
+def _cache_class(directory: Path) -> Any:
+    """A Numba cache that keeps its files in a directory of ours."""
     from numba.core.caching import CompileResultCacheImpl, FunctionCache
-
-    directory = _cache_directory()
-    if directory is None:
-        warnings.warn(
-            "no writable directory for compiled kernels, so every process compiles them anew; "
-            f"set {CACHE_DIRECTORY_VARIABLES[0]} to one",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
 
     class Locator:
         """Where the files of one kernel are. The directory's name already says which sources they were made of."""
@@ -191,8 +189,8 @@ def _cache_class() -> Any:
         def load_overload(self, signature: Any, target_context: Any) -> Any:
             try:
                 return super().load_overload(signature, target_context)
-            except Exception as error:
-                # A damaged file must cost a compilation, not the cache: what is compiled now overwrites it.
+            except Exception as error:  # noqa: BLE001 - unpickling a damaged file can raise anything at all
+                # It must cost a compilation, not the process: what is compiled now overwrites it.
                 _logger.warning("cannot load a compiled kernel, compiling it anew: %s: %s", self._name, error)
                 self._cache_file.flush()
                 return None

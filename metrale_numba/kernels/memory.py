@@ -17,10 +17,10 @@ from metrale_numba.kernels import layout
 
 def _pointer_to(element: Any) -> Any:
     @intrinsic
-    def pointer(_typing_context, _address):  # type: ignore[no-untyped-def]
+    def pointer(_typing_context, _address):
         signature = types.CPointer(element)(types.int64)
 
-        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):
             return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
         return signature, codegen
@@ -80,11 +80,11 @@ def entry_view(address, length):
 
 
 @intrinsic
-def multiply_high(_typing_context, _left, _right):  # type: ignore[no-untyped-def]
+def multiply_high(_typing_context, _left, _right):
     """Upper 64 bits of the 128-bit product of two uint64; Python integers have no such operation in Numba."""
     signature = types.uint64(types.uint64, types.uint64)
 
-    def codegen(_context, builder, _signature, args):  # type: ignore[no-untyped-def]
+    def codegen(_context, builder, _signature, args):
         wide = cgutils.ir.IntType(128)
         product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
         return builder.trunc(builder.lshr(product, cgutils.ir.Constant(wide, 64)), cgutils.ir.IntType(64))
@@ -93,11 +93,11 @@ def multiply_high(_typing_context, _left, _right):  # type: ignore[no-untyped-de
 
 
 @intrinsic
-def leading_zeros(_typing_context, _word):  # type: ignore[no-untyped-def]
+def leading_zeros(_typing_context, _word):
     """Zero bits above the highest set bit of a uint64 that is not 0."""
     signature = types.int64(types.uint64)
 
-    def codegen(_context, builder, _signature, args):  # type: ignore[no-untyped-def]
+    def codegen(_context, builder, _signature, args):
         return builder.ctlz(args[0], cgutils.ir.Constant(cgutils.ir.IntType(1), 1))
 
     return signature, codegen
