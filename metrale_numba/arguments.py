@@ -313,6 +313,6 @@ def _refuse_value(value: int, name: str, position: int) -> NoReturn:
 
 def shown(value: object) -> str:
     """Give `value` as a message shows it: its repr, cut short if it is long."""
-    if isinstance(value, int) and value.bit_length() > _BITS_SHOWN:
-        return f"an integer of {value.bit_length()} bits"
-    return reprlib.repr(value)
+    if not isinstance(value, int):
+        return reprlib.repr(value)
+    return repr(value) if value.bit_length() <= _BITS_SHOWN else f"an integer of {value.bit_length()} bits"

@@ -31,6 +31,8 @@ FORMS: tuple[Callable[[Tokens], Any], ...] = (
 
 PRIME = 0x100_0000_01B3
 PRIME_INVERSE = pow(PRIME, -1, 2**64)
+#: Multiples of it differ in their upper bits as well, which a step carries into the part that the search depends on.
+GOLDEN = 0x9E37_79B1
 
 
 def forge(adapter_id: int, stem: Tokens, key: int) -> Tokens:
@@ -38,10 +40,10 @@ def forge(adapter_id: int, stem: Tokens, key: int) -> Tokens:
 
     Undoing the last step leaves a state whose upper half no last token can change. The token before it is searched
     by its top byte; the lower 24 bits then follow from the state's top 24, up to a carry. About two in three stems
-    have a solution, so the first of the three tokens is counted up until one does.
+    have a solution, so the first of the three tokens is changed, in all its bits, until one does.
     """
     wanted = key * PRIME_INVERSE % 2**64
-    for first in range(256):
+    for first in (i * GOLDEN % 2**32 for i in range(64)):
         state = tier_key(adapter_id, (*stem, first))
         fixed = state >> 32 << 32
         for top in range(256):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from model import NONE, Entry, Tokens
+from model import NONE, Entry, Tokens, tier_key
 from pair import Pair, forge
 
 from metrale_numba import RadixTree
@@ -29,7 +29,7 @@ MAX_CHUNKS = 9
 
 SETTINGS = st.fixed_dictionaries(
     {
-        "partial_tail_sharing": st.booleans(),
+        "partial_tail_sharing": st.sampled_from((True, True, False)),
         "tail_protect": st.sampled_from((True, True, True, False)),
         "tail_lease_ttl": st.sampled_from((64, 0, 1, 2, 3, 4)),
         "evict_alpha": st.sampled_from((0.0, 0.75, 8.0)),
@@ -57,7 +57,7 @@ class Recipe(NamedTuple):
     home: int
 
 
-CUTS = ("whole", "whole", "aligned", "half", "one less", "chunk less", "mutated", "nothing", "folded")
+CUTS = ("whole", "whole", "aligned", "half", "anywhere", "anywhere", "one less", "mutated", "nothing", "folded")
 RECIPES = st.builds(
     Recipe,
     base=st.integers(0, REMEMBERED - 1),
@@ -130,10 +130,10 @@ class Machine(RuleBasedStateMachine):
             tokens = tokens[: count - count % block_size]
         elif recipe.cut == "half":
             tokens = tokens[: count // block_size // 2 * block_size]
+        elif recipe.cut == "anywhere":
+            return Prompt(adapter, block_size, tokens[: count * (4 * recipe.base + recipe.tail + 1) // 40])
         elif recipe.cut == "one less":
             tokens = tokens[: max(count - 1, 0)]
-        elif recipe.cut == "chunk less":
-            tokens = tokens[: max(count - block_size, 0)]
         elif recipe.cut == "mutated" and tokens:
             tokens = (*tokens[:-1], tokens[-1] ^ 1)
         elif recipe.cut == "folded":
@@ -218,6 +218,18 @@ class TreeMachine(Machine):
         prompt = self.prompt(recipe)
         self.pair.lookup(prompt.tokens, prompt.block_size, session, prompt.adapter)
 
+    @precondition(lambda self: self.prompts)
+    @rule(base=NUMBER, parts=st.lists(st.integers(1, 15), min_size=1, max_size=3), letter=st.integers(0, 3))
+    def lookup_parts_of_a_prompt(self, base: int, parts: list[int], letter: int) -> None:
+        """Look up the beginning of an earlier prompt, and the same with its last block begun in another way."""
+        adapter, block_size, tokens = self.prompts[base % len(self.prompts)]
+        for part in parts:
+            cut = tokens[: len(tokens) * part // 15]
+            aligned = cut[: len(cut) - len(cut) % block_size]
+            self.pair.lookup(cut, block_size, 0, adapter)
+            self.pair.peek(aligned + self.chunk(letter, block_size)[: part % block_size], block_size, adapter)
+            self.pair.release_matched(cut, block_size, len(aligned), adapter)
+
     @rule(recipe=RECIPES, take=st.booleans())
     def peek_or_pin(self, recipe: Recipe, take: bool) -> None:
         prompt = self.prompt(recipe)
@@ -255,14 +267,17 @@ class TreeMachine(Machine):
             self.pair.release_matched(tokens, block_size, len(tokens) * eighths // 8, adapter)
 
     @precondition(lambda self: self.prompts)
-    @rule(base=NUMBER)
-    def make_a_prompt_invisible(self, base: int) -> None:
-        adapter, block_size, tokens = self.prompts[base % len(self.prompts)]
-        for _ in range(4):
-            self.pair.release(tokens, block_size, adapter)
-        self.pair.peek(tokens, block_size, adapter)
+    @rule(base=NUMBER, times=st.integers(0, 4), insert=st.booleans(), how=NUMBER)
+    def make_a_prompt_invisible(self, base: int, times: int, insert: bool, how: int) -> None:
+        """Drop references too often, and mostly insert over the nodes that no match sees any more."""
+        prompt = self.prompts[base % len(self.prompts)]
+        for _ in range(times):
+            self.pair.release(prompt.tokens, prompt.block_size, prompt.adapter)
+        self.pair.lookup(prompt.tokens, prompt.block_size, 0, prompt.adapter)
+        if insert:
+            self.insert(prompt, how)
 
-    @rule(num_blocks=st.sampled_from((0, 1, 1, 2, 3, 5, 8, 10**9)))
+    @rule(num_blocks=st.sampled_from((1, 0, 1, 2, 3, 1, 2, 8, 1, 2, 10**9)))
     def evict(self, num_blocks: int) -> None:
         self.pair.evict(num_blocks)
 
@@ -351,6 +366,52 @@ class SnapshotMachine(Machine):
         call(prompt.tokens, self.slot(how), session, prompt.adapter)
         self.remember(prompt)
 
+    @precondition(lambda self: self.pair.model.entries)
+    @rule(which=NUMBER, how=NUMBER, session=SESSION)
+    def register_again(self, which: int, how: int, session: int) -> None:
+        """Overwrite an entry by each kind of call, mostly with its own slot or after a spill."""
+        entry = self.entry(which, spilled=how % 2 == 1)
+        adapter, tokens = entry.check
+        slot = entry.slot if how % 8 == 0 and not entry.spilled else self.slot(how // 2)
+        if how < 8:
+            self.pair.insert_tail(tokens, slot, session, adapter)
+        elif how < 16:
+            self.pair.insert_sibling(tokens, slot, session, adapter)
+        else:
+            self.pair.insert_intermediate_snapshot(tokens, (), (), self.sizes[0], slot, session, 0, adapter)
+
+    @precondition(lambda self: any(entry.tail or entry.sibling for entry in self.pair.model.entries))
+    @rule(which=NUMBER, how=NUMBER, letters=st.lists(st.integers(0, 3), max_size=2))
+    def move_a_tail(self, which: int, how: int, letters: list[int]) -> None:
+        """Replace what a session left, which may have been spilled; half of the time in the same slot."""
+        entries = [entry for entry in self.pair.model.entries if entry.tail or entry.sibling]
+        entry = entries[which % len(entries)]
+        adapter, tokens = entry.check
+        for letter in letters:
+            tokens += self.chunk(letter, self.sizes[0])
+        slot = entry.slot if how % 2 and not entry.spilled else self.slot()
+        self.pair.insert_tail(tokens, slot, entry.session, adapter)
+        if how % 3:
+            self.pair.insert_sibling(tokens[: len(tokens) // 2], self.slot(1), entry.session, adapter)
+
+    @precondition(lambda self: self.pair.model.entries)
+    @rule(which=NUMBER, kinds=st.lists(st.integers(0, 3), min_size=1, max_size=5))
+    def lookup_and_evict(self, which: int, kinds: list[int]) -> None:
+        """Lease the session of an entry, and evict past the end of the lease."""
+        entries = [entry for entry in self.pair.model.entries if entry.tail or entry.sibling]
+        entry = entries[which % len(entries)] if entries else self.entry(which, spilled=False)
+        adapter, tokens = entry.check
+        block_size = self.sizes[0]
+        prompt = Prompt(adapter, block_size, tokens + self.chunk(which & 3, block_size))
+        self.insert(prompt, 0)
+        self.pair.lookup(prompt.tokens, block_size, entry.session, adapter)
+        for kind in kinds:
+            if kind < 2:
+                self.pair.evict_lru()
+            else:
+                self.pair.evict_to_tier((0, entry.depth)[kind - 2])
+        self.pair.lookup(prompt.tokens, block_size, entry.session if kinds[0] else 0, adapter)
+
     @rule(times=st.integers(1, 4))
     def evict_lru(self, times: int) -> None:
         for _ in range(times):
@@ -371,6 +432,8 @@ class SnapshotMachine(Machine):
     @rule(which=NUMBER, how=NUMBER)
     def promote(self, which: int, how: int) -> None:
         """Fault in a spilled snapshot, or one that is resident, with the right check, a wrong one or none."""
+        if how % 8 and not self.pair.spilled():
+            self.pair.evict_to_tier(0)
         entry = self.entry(which, spilled=how % 8 != 0)
         others = [check for check in self.pair.numbers if check != entry.check]
         wrong = others[how % len(others)] if others and how % 2 else (entry.check[0] ^ 1, entry.check[1])
@@ -381,8 +444,8 @@ class SnapshotMachine(Machine):
 
     @rule(which=NUMBER, key=st.sampled_from((0, 1, 2**64 - 1)))
     def forget(self, which: int, key: int) -> None:
-        if self.pair.model.entries and which % 4:
-            key = self.entry(which // 4, spilled=which % 4 > 1).key
+        if self.pair.model.entries and which % 3:
+            key = self.entry(which // 3, spilled=which % 3 > 1).key
         self.pair.forget(key)
 
     @rule(key=st.sampled_from((0, 2**64 - 1)), checked=st.booleans())
@@ -400,7 +463,6 @@ class SnapshotMachine(Machine):
         else:
             stem = self.chunk(letter, block_size) * 3
         forged = forge(adapter, stem, entry.key)
-        assert forged != entry.check[1]
         padding = self.chunk(letter, block_size)[: -len(forged) % block_size]
         prompt = Prompt(adapter, block_size, forged + padding)
         self.insert(prompt, 0)
@@ -498,14 +560,22 @@ class ProtocolMachine(Machine):
     def end(self, sequence: Sequence) -> None:
         self.pair.release(sequence.tokens[: sequence.held], sequence.block_size, sequence.adapter)
 
-    @rule(recipe=RECIPES, session=SESSION, with_disks=st.booleans(), quarters=st.integers(0, 4))
-    def admit(self, recipe: Recipe, session: int, with_disks: bool, quarters: int) -> None:
-        """Start a sequence, publish a part of it, and keep it running."""
-        sequence = self.start(self.prompt(recipe), session, with_disks)
-        self.running.append(sequence)
-        missing = len(sequence.tokens) - sequence.held
-        if quarters:
-            self.publish(sequence, sequence.held + missing * quarters // 4, snapshot=quarters == 4)
+    @rule(
+        recipe=RECIPES,
+        session=SESSION,
+        with_disks=st.booleans(),
+        copies=st.integers(1, 3),
+        quarters=st.lists(st.integers(0, 4), min_size=3, max_size=3),
+    )
+    def admit(self, recipe: Recipe, session: int, with_disks: bool, copies: int, quarters: list[int]) -> None:
+        """Start one sequence, or several with the same prompt; publish a part of each, and keep them running."""
+        prompt = self.prompt(recipe)
+        sequences = [self.start(prompt, session, with_disks) for _ in range(copies)]
+        self.running += sequences
+        for sequence, part in zip(sequences, quarters, strict=False):
+            missing = len(sequence.tokens) - sequence.held
+            if part:
+                self.publish(sequence, sequence.held + missing * part // 4, snapshot=part == 4)
 
     @rule(recipe=RECIPES, session=SESSION, with_disks=st.booleans())
     def serve_at_once(self, recipe: Recipe, session: int, with_disks: bool) -> None:
@@ -581,7 +651,5 @@ class TestLawfulCallers(ProtocolMachine.TestCase):  # type: ignore[name-defined,
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_forged_prompts_have_the_key_asked_for(adapter: int) -> None:
-    from model import tier_key
-
     key = tier_key(3, (1, 2, 3, 4, 5))
     assert tier_key(adapter, forge(adapter, (9, 9), key)) == key

@@ -79,7 +79,16 @@ def test_counts_are_those_of_a_naive_replay(block_size: int, capacity: int | Non
         assert counts(played(requests, block_size, capacity)) == naive.counts()
 
 
-@pytest.mark.parametrize(("capacity", "expected"), [])
+@pytest.mark.parametrize(
+    ("capacity", "expected"),
+    [
+        (500, (3_000, 48_411, 17_726, 30_185, 500)),
+        (1_000, (3_000, 48_411, 26_111, 21_300, 1_000)),
+        (2_000, (3_000, 48_411, 35_686, 10_725, 2_000)),
+        (4_000, (3_000, 48_411, 37_303, 7_108, 4_000)),
+        (None, (3_000, 48_411, 37_362, 0, 11_049)),
+    ],
+)
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_counts_of_the_built_in_workload_are_these(
     block_size: int, capacity: int | None, expected: tuple[int, ...]

@@ -191,7 +191,7 @@ def test_requests_before_the_damage_are_yielded_first(tmp_path: Path) -> None:
 
 def test_a_trace_is_not_held_in_memory(tmp_path: Path) -> None:
     path = written(tmp_path, line(list(range(200)), 200 * 512) * 3_000)
-    assert path.stat().st_size > 3_000_000
+    assert path.stat().st_size > 2_500_000
     tracemalloc.start()
     try:
         with TraceReader(path) as reader:

@@ -33,7 +33,11 @@ def test_as_many_requests_are_made_as_asked_for() -> None:
 
 
 def test_the_first_requests_of_seed_0_never_change() -> None:
-    assert as_values(requests_of(requests=3, sessions=2)) == []
+    assert as_values(requests_of(requests=3, sessions=2)) == [
+        (51, 1_131, 470, [20, 241, 242]),
+        (80, 9_779, 574, [20, 241, *range(243, 261)]),
+        (101, 10_653, 373, [20, 241, *range(243, 260), 261, 262]),
+    ]
 
 
 def test_every_prompt_has_one_id_per_512_tokens() -> None:

@@ -24,6 +24,8 @@ _lock = threading.RLock()
 _compiled: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 CACHE_DIRECTORY_VARIABLES = ("METRALE_CACHE_DIR", "NUMBA_CACHE_DIR")
+# Kernels that make scratch arrays, for which they need Numba's runtime.
+_ALLOCATING = frozenset({"evict_lru", "evict_to_tier", "check_index"})
 # Settings of Numba that change the code it makes but are no part of its cache's key.
 _CODE_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES", "DISABLE_INTEL_SVML")
 
@@ -99,7 +101,9 @@ def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) ->
     compiled: dict[str, Callable[..., Any]] = {}
     announced = False
     for name, (function, arguments) in group.items():
-        dispatcher = numba.njit(nogil=True)(function)
+        # Without its runtime, Numba counts no references to arrays inside the loops; without Python's error model, it
+        # tests no block size for 0.
+        dispatcher = numba.njit(nogil=True, error_model="numpy", _nrt=name in _ALLOCATING)(function)
         if cache is not None:
             dispatcher._cache = cache(function)
         if not announced and (cache is None or not dispatcher._cache.has_files()):

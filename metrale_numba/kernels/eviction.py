@@ -48,24 +48,12 @@ _HALF_WORD = np.uint64(32)
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
 
 
-@register_jitable
-def heap_views(shared):
-    """Stamps and nodes of the heap."""
-    rows = shared[SHARED_HEAP_ROWS]
-    return int64_view(shared[SHARED_HEAP_STAMPS], rows), uint64_view(shared[SHARED_HEAP_NODES], rows)
-
-
-@register_jitable
-def pool_view(shared, number):
-    """Header of the pool with a number."""
-    return int64_view(int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])[number], POOL_FIELDS)
-
-
-@register_jitable
+@register_jitable(forceinline=True)
 def _put(shared, stamps, nodes, place, stamp, node):
     stamps[place] = stamp
     nodes[place] = node
-    pool = pool_view(shared, np.int64(node >> _HALF_WORD))
+    pools = int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])
+    pool = int64_view(pools[np.int64(node >> _HALF_WORD)], POOL_FIELDS)
     links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     links[np.int64(node & _LOW_HALF)].place = np.uint32(place)
 
@@ -99,7 +87,8 @@ def _settle(shared, stamps, nodes, place, stamp, node):
 
 @register_jitable
 def _remove_at(shared, place):
-    stamps, nodes = heap_views(shared)
+    stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
+    nodes = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
     last = shared[SHARED_HEAP_SIZE] - 1
     shared[SHARED_HEAP_SIZE] = last
     if place != last:
@@ -111,7 +100,8 @@ def update_candidate(shared, pool, nodes, links, row):
     """Bring a node's standing as a candidate up to date after its count, stamp or children changed."""
     place = np.int64(links[row].place)
     if nodes[row].children == np.uint32(0) and nodes[row].count <= np.uint32(1):
-        stamps, heap = heap_views(shared)
+        stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
+        heap = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
         if place == NONE:
             place = shared[SHARED_HEAP_SIZE]
             shared[SHARED_HEAP_SIZE] = place + 1
@@ -138,7 +128,7 @@ def free_suffix(shared, pool, links, row):
     return block, disk
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _free_row(shared, pool, nodes, row):
     """Take a row out of the table and put it on the free list."""
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
@@ -149,7 +139,7 @@ def _free_row(shared, pool, nodes, row):
     pool[POOL_NUM_FREE] += 1
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _unlink(shared, pool, nodes, links, row):
     """Free a node without children and return its parent, or -1 if that was a root and now is empty and gone."""
     parent = np.int64(nodes[row].parent)
@@ -182,11 +172,13 @@ def evict(shared, num_blocks, blocks_out, disks_out):
     num_out = np.int64(0)
     num_disks = np.int64(0)
     num_empty = np.int64(0)
+    pools = int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])
     while num_out < num_blocks and shared[SHARED_HEAP_SIZE] > 0:
-        stamps, heap = heap_views(shared)
+        stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
+        heap = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
         number = np.int64(heap[0] >> _HALF_WORD)
         row = np.int64(heap[0] & _LOW_HALF)
-        pool = pool_view(shared, number)
+        pool = int64_view(pools[number], POOL_FIELDS)
         nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
         links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
         _remove_at(shared, np.int64(0))

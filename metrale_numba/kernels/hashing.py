@@ -25,7 +25,7 @@ LOW_HALF = np.uint64(0xFFFF_FFFF)
 CHECK_START = np.uint64(1)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def advance_key(key, tokens, start, stop):
     """Tier key of a prefix with `key`, lengthened by ``tokens[start:stop]``."""
     for position in range(start, stop):
@@ -33,7 +33,7 @@ def advance_key(key, tokens, start, stop):
     return key
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def first_key(adapter):
     """Tier key of the empty prefix of an adapter; the base model's is the plain basis."""
     if adapter == np.uint64(0):
@@ -41,7 +41,7 @@ def first_key(adapter):
     return (FNV_BASIS ^ adapter) * FNV_PRIME
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _reduce(high, low):
     """``high * 2**64 + low`` modulo the prime."""
     fold_low = high * FOLD
@@ -57,7 +57,7 @@ def _reduce(high, low):
     return low
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _add(left, right):
     """Sum of two residues modulo the prime."""
     total = left + right
@@ -68,13 +68,13 @@ def _add(left, right):
     return total
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _multiply(left, right):
     """Product of two residues modulo the prime."""
     return _reduce(multiply_high(left, right), left * right)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def advance_check(check, tokens, start, stop, powers):
     """Check hash of a prefix with `check`, lengthened by ``tokens[start:stop]``."""
     position = start
@@ -93,7 +93,7 @@ def advance_check(check, tokens, start, stop, powers):
     return check
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def first_check(adapter, powers):
     """Check hash of the empty prefix of an adapter, taken as two tokens of 32 bits."""
     check = _add(_multiply(CHECK_START, powers[1]), adapter >> HALF_WORD)
@@ -108,7 +108,7 @@ def fill_powers(base, powers):
         power = _multiply(power, base)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def table_hash(value, multiplier):
     """32 bits that place a 64-bit hash in a table.
 

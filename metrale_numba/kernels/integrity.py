@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from metrale_numba.kernels.eviction import heap_views, pool_view
 from metrale_numba.kernels.hashing import advance_check, advance_key, first_check, first_key, table_hash
 from metrale_numba.kernels.layout import (
     CHECK_GROUP,
@@ -28,6 +27,7 @@ from metrale_numba.kernels.layout import (
     INDEX_TABLE_SIZE,
     NONE,
     POOL_BLOCK_SIZE,
+    POOL_FIELDS,
     POOL_FREE,
     POOL_LINKS,
     POOL_NODES,
@@ -49,7 +49,10 @@ from metrale_numba.kernels.layout import (
     ROOT,
     SHARED_CLOCK,
     SHARED_FIELDS,
+    SHARED_HEAP_NODES,
+    SHARED_HEAP_ROWS,
     SHARED_HEAP_SIZE,
+    SHARED_HEAP_STAMPS,
     SHARED_MULTIPLIER,
     SHARED_NUM_POOLS,
     SHARED_PARTIAL_TAILS,
@@ -255,7 +258,8 @@ def _check_candidate(shared, pool, nodes, links, row):
     if is_candidate != (place != NONE):
         return 22, row
     if is_candidate:
-        stamps, heap = heap_views(shared)
+        stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
+        heap = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
         if place >= shared[SHARED_HEAP_SIZE] or heap[place] != (
             (np.uint64(pool[POOL_NUMBER]) << _HALF_WORD) | np.uint64(row)
         ):
@@ -331,7 +335,8 @@ def check_heap(shared, num_candidates):
     size = shared[SHARED_HEAP_SIZE]
     if size != num_candidates:
         return 26, size
-    stamps, heap = heap_views(shared)
+    stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
+    heap = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
     for place in range(1, size):
         if stamps[place] <= stamps[(place - 1) // 4]:
             return 25, np.int64(place)
@@ -341,7 +346,7 @@ def check_heap(shared, num_candidates):
         number = np.int64(heap[place] >> _HALF_WORD)
         if number >= num_pools or addresses[number] == 0:
             return 23, np.int64(place)
-        pool = pool_view(shared, number)
+        pool = int64_view(addresses[number], POOL_FIELDS)
         row = np.int64(heap[place] & _LOW_HALF)
         if row >= pool[POOL_USED]:
             return 23, np.int64(place)

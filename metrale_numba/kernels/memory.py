@@ -8,86 +8,63 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import carray, from_dtype, types
+from llvmlite import ir
+from numba import from_dtype, types
 from numba.core import cgutils
-from numba.extending import intrinsic, register_jitable
+from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from metrale_numba.kernels import layout
 
 
-def _pointer_to(element: Any) -> Any:
+def _view_of(element: Any) -> Any:
+    """Make the intrinsic that views `length` elements at `address`.
+
+    An intrinsic, and not `numba.carray`: kernels are compiled without Numba's runtime, where no function may
+    return an array.
+    """
+
     @intrinsic
-    def pointer(_typing_context, _address):
-        signature = types.CPointer(element)(types.int64)
+    def view(_typing_context, _address, _length):
+        signature = types.Array(element, 1, "C")(types.int64, types.int64)
 
         def codegen(context, builder, signature, args):
-            return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
+            address, length = args
+            array = context.make_array(signature.return_type)(context, builder)
+            size = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(element)))
+            populate_array(
+                array,
+                data=builder.inttoptr(address, array.data.type),
+                shape=cgutils.pack_array(builder, [length]),
+                strides=cgutils.pack_array(builder, [size]),
+                itemsize=size,
+                meminfo=None,
+            )
+            return array._getvalue()
 
         return signature, codegen
 
-    return pointer
+    return view
 
 
-_int64_at = _pointer_to(types.int64)
-_uint64_at = _pointer_to(types.uint64)
-_uint32_at = _pointer_to(types.uint32)
-_node_at = _pointer_to(from_dtype(layout.NODE))
-_link_at = _pointer_to(from_dtype(layout.LINK))
-_suffix_at = _pointer_to(from_dtype(layout.SUFFIX))
-_entry_at = _pointer_to(from_dtype(layout.ENTRY))
-
-
-@register_jitable
-def int64_view(address, length):
-    """View `length` int64 at `address`."""
-    return carray(_int64_at(address), (length,))
-
-
-@register_jitable
-def uint64_view(address, length):
-    """View `length` uint64 at `address`."""
-    return carray(_uint64_at(address), (length,))
-
-
-@register_jitable
-def uint32_view(address, length):
-    """View `length` uint32 at `address`."""
-    return carray(_uint32_at(address), (length,))
-
-
-@register_jitable
-def node_view(address, length):
-    """View `length` records of :data:`layout.NODE` at `address`."""
-    return carray(_node_at(address), (length,))
-
-
-@register_jitable
-def link_view(address, length):
-    """View `length` records of :data:`layout.LINK` at `address`."""
-    return carray(_link_at(address), (length,))
-
-
-@register_jitable
-def suffix_view(address, length):
-    """View `length` records of :data:`layout.SUFFIX` at `address`."""
-    return carray(_suffix_at(address), (length,))
-
-
-@register_jitable
-def entry_view(address, length):
-    """View `length` records of :data:`layout.ENTRY` at `address`."""
-    return carray(_entry_at(address), (length,))
+int64_view = _view_of(types.int64)
+uint64_view = _view_of(types.uint64)
+uint32_view = _view_of(types.uint32)
+node_view = _view_of(from_dtype(layout.NODE))
+link_view = _view_of(from_dtype(layout.LINK))
+suffix_view = _view_of(from_dtype(layout.SUFFIX))
+entry_view = _view_of(from_dtype(layout.ENTRY))
 
 
 @intrinsic
 def multiply_high(_typing_context, _left, _right):
-    """Upper 64 bits of the 128-bit product of two uint64; Python integers have no such operation in Numba."""
+    """Upper 64 bits of the 128-bit product of two uint64."""
     signature = types.uint64(types.uint64, types.uint64)
 
     def codegen(_context, builder, _signature, args):
-        wide = cgutils.ir.IntType(128)
+        wide = ir.IntType(128)
         product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
-        return builder.trunc(builder.lshr(product, cgutils.ir.Constant(wide, 64)), cgutils.ir.IntType(64))
+        return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
 
     return signature, codegen
 
@@ -98,6 +75,6 @@ def leading_zeros(_typing_context, _word):
     signature = types.int64(types.uint64)
 
     def codegen(_context, builder, _signature, args):
-        return builder.ctlz(args[0], cgutils.ir.Constant(cgutils.ir.IntType(1), 1))
+        return builder.ctlz(args[0], ir.Constant(ir.IntType(1), 1))
 
     return signature, codegen

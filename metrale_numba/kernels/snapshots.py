@@ -64,21 +64,6 @@ _TAIL_OR_SIBLING = np.uint32(TAIL | SIBLING)
 
 
 @register_jitable
-def _entries_of(index):
-    return entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
-
-
-@register_jitable
-def _residents_of(index):
-    return uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
-
-
-@register_jitable
-def _table_of(index):
-    return uint64_view(index[INDEX_TABLE], index[INDEX_TABLE_SIZE])
-
-
-@register_jitable
 def _hash_of(index, key):
     return table_hash(key, np.uint64(index[INDEX_MULTIPLIER]))
 
@@ -86,8 +71,8 @@ def _hash_of(index, key):
 @register_jitable
 def _find(index, key):
     """Row of the entry with a key, or -1."""
-    entries = _entries_of(index)
-    table = _table_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    table = uint64_view(index[INDEX_TABLE], index[INDEX_TABLE_SIZE])
     hash32 = _hash_of(index, key)
     slot = home_slot(hash32, table.size)
     while table[slot] != _EMPTY:
@@ -116,7 +101,7 @@ def _count_depth(index, depth, change):
 
 @register_jitable
 def _add_resident(index, entries, row):
-    residents = _residents_of(index)
+    residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
     place = index[INDEX_NUM_RESIDENTS]
     index[INDEX_NUM_RESIDENTS] = place + 1
     residents[place] = np.uint32(row)
@@ -125,7 +110,7 @@ def _add_resident(index, entries, row):
 
 @register_jitable
 def _remove_resident(index, entries, row):
-    residents = _residents_of(index)
+    residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
     last = index[INDEX_NUM_RESIDENTS] - 1
     index[INDEX_NUM_RESIDENTS] = last
     place = np.int64(entries[row].place)
@@ -138,8 +123,8 @@ def _remove_resident(index, entries, row):
 @register_jitable
 def _remove(index, row):
     """Remove an entry; the last one moves into its place."""
-    entries = _entries_of(index)
-    table = _table_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    table = uint64_view(index[INDEX_TABLE], index[INDEX_TABLE_SIZE])
     if entries[row].flags & _SPILLED == np.uint32(0):
         _remove_resident(index, entries, row)
     _count_depth(index, entries[row].depth, -1)
@@ -151,7 +136,7 @@ def _remove(index, row):
         table[slot_of(table, hash32, last)] = (hash32 << _HALF_WORD) | np.uint64(row)
         entries[row] = entries[last]
         if entries[row].flags & _SPILLED == np.uint32(0):
-            _residents_of(index)[np.int64(entries[row].place)] = np.uint32(row)
+            uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])[np.int64(entries[row].place)] = np.uint32(row)
 
 
 @register_jitable
@@ -166,14 +151,14 @@ def _write(index, tokens, adapter, slot, session, flags):
     depth = np.int64(tokens.size)
     key = advance_key(first_key(adapter_bits), tokens, np.int64(0), depth)
     check = advance_check(first_check(adapter_bits, powers), tokens, np.int64(0), depth, powers)
-    entries = _entries_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     row = _find(index, key)
     is_new = row < 0
     displaced = np.int64(-1)
     if is_new:
         row = index[INDEX_SIZE]
         index[INDEX_SIZE] = row + 1
-        add_row(_table_of(index), _hash_of(index, key), row)
+        add_row(uint64_view(index[INDEX_TABLE], index[INDEX_TABLE_SIZE]), _hash_of(index, key), row)
         _add_resident(index, entries, row)
     else:
         _count_depth(index, entries[row].depth, -1)
@@ -209,7 +194,7 @@ def register_tail(index, tokens, adapter, slot, session, slots_out):
     """
     num_out = np.int64(0)
     if session != 0:
-        entries = _entries_of(index)
+        entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
         row = np.int64(0)
         # The entry that moves into a hole is looked at next.
         while row < index[INDEX_SIZE]:
@@ -240,7 +225,7 @@ def deepest_snapshot(index, nodes, links, block_size, root, path, num_blocks, to
         index[INDEX_LEASED_SESSION] = session
         index[INDEX_EVICTIONS_SINCE_LOOKUP] = 0
     index[STAT_LOOKUPS] += 1
-    entries = _entries_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     bits = uint64_view(index[INDEX_DEPTH_BITS], DEPTH_CLASSES // _WORD_BITS)
     powers = uint64_view(index[INDEX_POWERS], CHECK_GROUP + 1)
     hermetic = index[INDEX_HERMETIC] != 0
@@ -327,8 +312,8 @@ def _newest_by_session(index, entries, residents, size):
 @register_jitable
 def _victim(index, alpha):
     """Row of the resident entry to go next, at least one being resident."""
-    entries = _entries_of(index)
-    residents = _residents_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
     size = index[INDEX_NUM_RESIDENTS]
     first = np.int64(residents[0])
     least_stamp = entries[first].stamp
@@ -373,8 +358,8 @@ def _victim(index, alpha):
 @register_jitable
 def _oldest(index):
     """Row of the resident entry with the smallest stamp, at least one being resident."""
-    entries = _entries_of(index)
-    residents = _residents_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
     oldest = np.int64(residents[0])
     for i in range(1, index[INDEX_NUM_RESIDENTS]):
         row = np.int64(residents[i])
@@ -392,7 +377,7 @@ def evict_lru(index, alpha):
     else:
         row = _victim(index, alpha)
         index[INDEX_EVICTIONS_SINCE_LOOKUP] += 1
-    slot = _entries_of(index)[row].slot
+    slot = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])[row].slot
     _remove(index, row)
     index[STAT_EVICTIONS] += 1
     return slot
@@ -406,7 +391,7 @@ def evict_to_tier(index, min_tokens, alpha):
     zero = np.int64(0)
     if index[INDEX_NUM_RESIDENTS] == 0:
         return np.int64(-1), zero, zero, zero, zero
-    entries = _entries_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     row = _victim(index, alpha)
     index[INDEX_EVICTIONS_SINCE_LOOKUP] += 1
     slot = entries[row].slot
@@ -428,7 +413,7 @@ def promote(index, key, slot, has_check, check):
     row = _find(index, np.uint64(key))
     if row < 0:
         return 0
-    entries = _entries_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     if entries[row].flags & _SPILLED == np.uint32(0) or (has_check != 0 and entries[row].check != np.uint64(check)):
         return 0
     entries[row].flags ^= _SPILLED
@@ -441,7 +426,7 @@ def promote(index, key, slot, has_check, check):
 def forget(index, key):
     """Remove the spilled entry with a key. Returns 1 or 0."""
     row = _find(index, np.uint64(key))
-    if row < 0 or _entries_of(index)[row].flags & _SPILLED == np.uint32(0):
+    if row < 0 or entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])[row].flags & _SPILLED == np.uint32(0):
         return 0
     _remove(index, row)
     index[STAT_TIER_REAPS] += 1
@@ -450,8 +435,8 @@ def forget(index, key):
 
 def evict_slot(index, slot):
     """Remove the first resident entry that holds a slot. Returns 1 or 0."""
-    entries = _entries_of(index)
-    residents = _residents_of(index)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
     found = np.int64(-1)
     for i in range(index[INDEX_NUM_RESIDENTS]):
         row = np.int64(residents[i])

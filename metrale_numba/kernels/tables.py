@@ -17,26 +17,26 @@ _HALF_WORD = np.uint64(32)
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def home_slot(hash32, size):
     """Where the search for a hash begins."""
     return np.int64((hash32 * np.uint64(size)) >> _HALF_WORD)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def next_slot(slot, size):
     """Where the search goes on."""
     slot += 1
     return np.int64(0) if slot == size else slot
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def row_of(value):
     """The row that a used slot's value names."""
     return np.int64(value & _LOW_HALF)
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def add_row(table, hash32, row):
     """Enter a row that is not in the table yet."""
     size = table.size

@@ -64,42 +64,30 @@ _HALF_WORD = np.uint64(32)
 _COMMON_BLOCK_SIZE = 16
 
 
-@register_jitable
-def _shared_view(pool):
-    return int64_view(pool[POOL_SHARED], SHARED_FIELDS)
-
-
-@register_jitable
-def _node_views(pool):
-    rows = pool[POOL_ROWS]
-    return node_view(pool[POOL_NODES], rows), uint32_view(pool[POOL_TOKENS], rows * pool[POOL_BLOCK_SIZE])
-
-
-@register_jitable
-def _links_of(pool):
-    return link_view(pool[POOL_LINKS], pool[POOL_ROWS])
-
-
-@register_jitable
+@register_jitable(forceinline=True)
 def _same_tokens(left, left_start, right, right_start, length):
     """Whether two runs of tokens are equal; the common block size has no exit inside, so it takes whole vectors."""
     difference = np.uint32(0)
+    # An index without a sign needs no test for counting from the end, which would keep the loop from becoming vectors.
+    left_at = np.uint64(left_start)
+    right_at = np.uint64(right_start)
     if length == _COMMON_BLOCK_SIZE:
-        for i in range(_COMMON_BLOCK_SIZE):
-            difference |= left[left_start + i] ^ right[right_start + i]
+        for i in range(np.uint64(_COMMON_BLOCK_SIZE)):
+            difference |= left[left_at + i] ^ right[right_at + i]
         return difference == np.uint32(0)
-    done = np.int64(0)
-    while done < length:
-        stop = min(done + _COMMON_BLOCK_SIZE, length)
+    done = np.uint64(0)
+    end = np.uint64(length)
+    while done < end:
+        stop = min(done + np.uint64(_COMMON_BLOCK_SIZE), end)
         for i in range(done, stop):
-            difference |= left[left_start + i] ^ right[right_start + i]
+            difference |= left[left_at + i] ^ right[right_at + i]
         if difference != np.uint32(0):
             return False
         done = stop
     return True
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _find_child(pool, nodes, chunks, parent, tokens, start):
     """The child of `parent` whose chunk is the block of tokens from `start` on, or -1, visible or not."""
     block_size = pool[POOL_BLOCK_SIZE]
@@ -113,7 +101,14 @@ def _find_child(pool, nodes, chunks, parent, tokens, start):
         return row
     if nodes[parent].children == np.uint32(0):
         return np.int64(-1)
-    shared = _shared_view(pool)
+    return _search_child(pool, nodes, chunks, parent, tokens, start)
+
+
+@register_jitable(forceinline=False)
+def _search_child(pool, nodes, chunks, parent, tokens, start):
+    """The same by hash."""
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    block_size = pool[POOL_BLOCK_SIZE]
     powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
     state = advance_check(nodes[parent].state, tokens, start, start + block_size, powers)
     hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
@@ -133,7 +128,7 @@ def _find_child(pool, nodes, chunks, parent, tokens, start):
 @register_jitable
 def _find_root(pool, nodes, adapter):
     """The root of an adapter's forest, or -1."""
-    shared = _shared_view(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
     hash32 = table_hash(first_check(np.uint64(adapter), powers), np.uint64(shared[SHARED_MULTIPLIER]))
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
@@ -154,7 +149,7 @@ def _find_tail(pool, nodes, chunks, node, tokens, start):
     Returns the child's row or -1, and the suffix's row or -1; at most one of them is not -1. Children stand
     newest first, so the first that fits is the right one.
     """
-    links = _links_of(pool)
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     block_size = pool[POOL_BLOCK_SIZE]
     rest = tokens.size - start
     child = links[node].first_child
@@ -194,8 +189,8 @@ def _to_front(nodes, links, parent, row):
 @register_jitable
 def _hold_prefix(pool, nodes, chunks, tokens, root, path_out):
     """Reference and stamp the visible full blocks of `tokens`; their rows go to `path_out`. Returns their number."""
-    shared = _shared_view(pool)
-    links = _links_of(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     block_size = pool[POOL_BLOCK_SIZE]
     full = tokens.size // block_size
     stamp = shared[SHARED_CLOCK] + 1
@@ -240,7 +235,7 @@ def _has_tail(pool, tokens, matched):
     """Whether a partial tail may be matched: sharing is on, all full blocks matched, and something is left."""
     block_size = pool[POOL_BLOCK_SIZE]
     return (
-        _shared_view(pool)[SHARED_PARTIAL_TAILS] != 0
+        int64_view(pool[POOL_SHARED], SHARED_FIELDS)[SHARED_PARTIAL_TAILS] != 0
         and matched == tokens.size // block_size
         and tokens.size % block_size > 0
     )
@@ -248,7 +243,8 @@ def _has_tail(pool, tokens, matched):
 
 def peek(pool, tokens, adapter):
     """Number of tokens that a look-up would match. Changes nothing."""
-    nodes, chunks = _node_views(pool)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
     root = _find_root(pool, nodes, adapter)
     if root < 0:
         return np.int64(0)
@@ -266,8 +262,9 @@ def pin(pool, tokens, path_out, adapter):
 
     `path_out` is scratch space for as many rows as `tokens` has full blocks.
     """
-    shared = _shared_view(pool)
-    nodes, chunks = _node_views(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
     root = _find_root(pool, nodes, adapter)
     if root < 0:
         return np.int64(0)
@@ -291,9 +288,10 @@ def lookup(pool, tokens, blocks_out, disks_out, session, adapter):
     tokens matched, whether a disk id was among them, and five numbers of the snapshot (see
     :func:`snapshots.deepest_snapshot`).
     """
-    shared = _shared_view(pool)
-    nodes, chunks = _node_views(pool)
-    links = _links_of(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     block_size = pool[POOL_BLOCK_SIZE]
     root = _find_root(pool, nodes, adapter)
     num_blocks = np.int64(0)
@@ -352,7 +350,8 @@ def release(pool, tokens, num_tokens, adapter):
     Stops at the first block that has no node. A count of 0 stays 0; a count that was at most the cache's own is
     counted as an over-release.
     """
-    nodes, chunks = _node_views(pool)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
     node = _find_root(pool, nodes, adapter)
     if node < 0:
         return
@@ -371,12 +370,18 @@ def release(pool, tokens, num_tokens, adapter):
         node = row
         depth += 1
     if depth > 0 and nodes[node].children == np.uint32(0):
-        update_candidate(_shared_view(pool), pool, nodes, _links_of(pool), node)
+        update_candidate(
+            int64_view(pool[POOL_SHARED], SHARED_FIELDS),
+            pool,
+            nodes,
+            link_view(pool[POOL_LINKS], pool[POOL_ROWS]),
+            node,
+        )
     if over > 0:
-        _shared_view(pool)[SHARED_OVER_RELEASES] += over
+        int64_view(pool[POOL_SHARED], SHARED_FIELDS)[SHARED_OVER_RELEASES] += over
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _take_row(pool, nodes):
     row = pool[POOL_FREE]
     if row < 0:
@@ -391,7 +396,7 @@ def _take_row(pool, nodes):
 
 @register_jitable
 def _add_root(pool, nodes, links, adapter):
-    shared = _shared_view(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
     row = _take_row(pool, nodes)
     nodes[row].stamp = adapter
@@ -413,10 +418,10 @@ def _add_root(pool, nodes, links, adapter):
     return row
 
 
-@register_jitable
+@register_jitable(forceinline=True)
 def _add_child(pool, nodes, links, chunks, parent, tokens, start, stamp, count, block, disk):
     """Make the node of the block of tokens from `start` on, as the newest child of `parent`."""
-    shared = _shared_view(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
     block_size = pool[POOL_BLOCK_SIZE]
     row = _take_row(pool, nodes)
@@ -462,7 +467,7 @@ def _take_suffix(pool):
 @register_jitable
 def _set_suffix(pool, links, node, tokens, start, block, disk):
     """Give a node that has none the partial suffix ``tokens[start:]``."""
-    shared = _shared_view(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     width = pool[POOL_BLOCK_SIZE] - 1
     suffixes = suffix_view(pool[POOL_SUFFIXES], pool[POOL_SUFFIX_ROWS])
     suffix_tokens = uint32_view(pool[POOL_SUFFIX_TOKENS], pool[POOL_SUFFIX_ROWS] * width)
@@ -503,9 +508,10 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
     * ``(SHORT_OF_ROWS or SHORT_OF_SUFFIXES, how many, 0, 0, 0, 0)``, or ``(BAD_BLOCK, position, ...)``: nothing has
       changed.
     """
-    shared = _shared_view(pool)
-    nodes, chunks = _node_views(pool)
-    links = _links_of(pool)
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     block_size = pool[POOL_BLOCK_SIZE]
     zero = np.int64(0)
     full = np.int64(tokens.size // block_size)
