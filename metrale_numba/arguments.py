@@ -288,8 +288,7 @@ def _from_sequence(values: Sequence[Any], name: str) -> Uint32s:
     except (TypeError, OverflowError):
         # It says neither where nor what; and of the elements that it refuses, a list is another fault than a float.
         ids = array("I", _each_checked(values, name))
-    # An empty buffer is no buffer to NumPy.
-    return np.frombuffer(ids, dtype=_UINT32) if ids else _NOTHING
+    return np.frombuffer(ids, dtype=_UINT32)
 
 
 def _each_checked(values: Iterable[Any], name: str) -> Iterable[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
@@ -31,6 +32,9 @@ _INTERRUPTED_STATUS = 130
 
 # Often enough to look alive, seldom enough not to show in the requests per second.
 _SECONDS_BETWEEN_REFRESHES = 0.1
+
+# Long enough for the callback in which Ctrl-C was lost to end.
+_SECONDS_BEFORE_TRYING_AGAIN = 0.01
 
 # No engine has larger blocks, and a slip of the finger would fill the memory with one long prompt.
 _LARGEST_BLOCK_SIZE = 4_096
@@ -159,6 +163,8 @@ def replay(
         except OSError as error:
             raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
     if interrupted:
+        # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         context.exit(_INTERRUPTED_STATUS)
 
 
@@ -180,16 +186,22 @@ class _CtrlC:
         self._may_interrupt = False
 
     def __enter__(self) -> _CtrlC:
-        self._previous = signal.getsignal(signal.SIGINT)
+        self._previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
+        self._previous_hook = sys.unraisablehook
         # A job that a shell started in the background is to ignore Ctrl-C, and goes on doing so.
-        if self._previous is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._on_signal)
+        if self._previous[signal.SIGINT] is not signal.SIG_IGN:
+            for number in self._previous:
+                signal.signal(number, self._on_signal)
+            sys.unraisablehook = self._on_swallowed
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        signal.signal(signal.SIGINT, self._previous)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        sys.unraisablehook = self._previous_hook
 
     @contextmanager
     def may_interrupt(self) -> Iterator[None]:
@@ -200,6 +212,11 @@ class _CtrlC:
             if self._pressed:
                 raise KeyboardInterrupt
             yield
+        except Exception as error:
+            # A callback that Ctrl-C cut short has not done its work, and what called it may stumble over that.
+            if self._pressed:
+                raise KeyboardInterrupt from error
+            raise
         finally:
             self._may_interrupt = False
 
@@ -207,6 +224,13 @@ class _CtrlC:
         self._pressed = True
         if self._may_interrupt:
             raise KeyboardInterrupt
+
+    def _on_swallowed(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Try again a little later where the exception could not get out, as in LLVM's callbacks into Python."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _SECONDS_BEFORE_TRYING_AGAIN)
+        else:
+            self._previous_hook(unraisable)
 
 
 class _Source(NamedTuple):

@@ -239,8 +239,13 @@ class RadixTree(PrefixCache):
         block_table = as_block_table(block_table)
         disk_block_ids = as_disk_block_ids(disk_block_ids, block_table)
         block_size = as_block_size(block_size, self._settings.block_size)
-        matched_tokens = as_matched_tokens(matched_tokens, tokens.size)
-        adapter_id = as_u64(adapter_id, "adapter_id")
+        try:
+            matched_tokens = as_matched_tokens(matched_tokens, tokens.size)
+            adapter_id = as_u64(adapter_id, "adapter_id")
+        except (TypeError, ValueError):
+            # The kernel looks for NONE, faster than this can; but of two faults the first in the signature is told.
+            check_block_table(block_table, tokens.size, block_size)
+            raise
         with self._lock:
             return self._insert(tokens, block_table, disk_block_ids, block_size, matched_tokens, adapter_id)
 
@@ -321,6 +326,7 @@ class RadixTree(PrefixCache):
         block_table = as_block_table(block_table)
         disk_block_ids = as_disk_block_ids(disk_block_ids, block_table)
         block_size = as_block_size(block_size, self._settings.block_size)
+        check_block_table(block_table, tokens.size, block_size)
         slot = as_slot(snapshot_id)
         session = to_signed(as_u64(session_hash, "session_hash"))
         matched_tokens = as_matched_tokens(matched_tokens, tokens.size)
@@ -346,11 +352,11 @@ class RadixTree(PrefixCache):
         block_table = as_block_table(block_table)
         as_disk_block_ids(disk_block_ids, block_table)
         block_size = as_block_size(block_size, self._settings.block_size)
+        check_block_table(block_table, tokens.size, block_size)
         slot = as_slot(snapshot_id)
         session = to_signed(as_u64(session_hash, "session_hash"))
         as_matched_tokens(matched_tokens, tokens.size)
         adapter = to_signed(as_u64(adapter_id, "adapter_id"))
-        check_block_table(block_table, tokens.size, block_size)
         with self._lock:
             return self._index.register(tokens, slot, session, adapter, sibling=False)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+#: For a second run under other circumstances.
+SHORT_EXAMPLES = 30
 NORMAL_EXAMPLES = 200
 LONG_EXAMPLES = 10 * NORMAL_EXAMPLES
 STEPS = 50
@@ -26,7 +28,7 @@ CACHE_VARIABLES = (
     "METRALE_ADOPT_BLOCKS",
 )
 
-for _profile, _examples in (("normal", NORMAL_EXAMPLES), ("long", LONG_EXAMPLES)):
+for _profile, _examples in (("short", SHORT_EXAMPLES), ("normal", NORMAL_EXAMPLES), ("long", LONG_EXAMPLES)):
     settings.register_profile(
         _profile,
         max_examples=_examples,

@@ -231,7 +231,7 @@ class Pair:
 
     def drain(self) -> None:
         """Take every hold away, evict everything, and find that all came back."""
-        for node in list(self.model.nodes.values()):
+        for node in sorted(self.model.nodes.values(), key=lambda node: -len(node.prefix)):
             while node.count > 1:
                 self.release(node.prefix, node.block_size, node.adapter_id)
         self.evict(10**9)

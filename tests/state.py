@@ -16,7 +16,7 @@ import metrale_numba
 from metrale_numba.settings import Settings
 
 _ATOMS = (type(None), bool, int, float, str, bytes, np.generic, np.ndarray, Settings)
-_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_LOCK = type(threading.Lock())
 
 
 def snapshot_of(cache: Any) -> dict[str, Any]:
@@ -57,9 +57,8 @@ def _copy_of(part: Any) -> Any:
 def _parts_of(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if isinstance(value, _ATOMS):
         yield path, value
-    elif isinstance(value, _LOCKS):
-        yield path, value.acquire(blocking=False)
-        value.release()
+    elif isinstance(value, _LOCK):
+        yield path, value.locked()
     elif isinstance(value, Mapping):
         yield path, tuple(value)
         for key, part in value.items():

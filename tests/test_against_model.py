@@ -19,7 +19,7 @@ from pair import Pair, forge
 from metrale_numba import RadixTree
 
 BLOCK_SIZES = [(1,), (2,), (3,), (16,), (1, 2), (2, 3, 16), (17,), (256,), (3, 256), (1, 2, 3, 16, 17, 256)]
-ADAPTERS = (0, 1, 7, 2**63 + 5, 2**64 - 1)
+ADAPTERS = (0, 1, 7, 2**63 + 7, 2**64 - 1)
 SESSIONS = (0, 1, 2, 3, 2**63 + 9)
 ALPHABETS = ((0, 1, 2), (1, 7, 0), (2**31, 2**32 - 1, 0))
 FIRST_BLOCKS = (0, 2**31 - 20, 2**32 - 9000)
@@ -32,7 +32,7 @@ SETTINGS = st.fixed_dictionaries(
         "partial_tail_sharing": st.sampled_from((True, True, False)),
         "tail_protect": st.sampled_from((True, True, True, False)),
         "tail_lease_ttl": st.sampled_from((64, 0, 1, 2, 3, 4)),
-        "evict_alpha": st.sampled_from((0.0, 0.75, 8.0)),
+        "evict_alpha": st.sampled_from((0.0, 0.75, 1.0, 8.0)),
         "evict_legacy": st.sampled_from((False, False, False, True)),
         "hermetic": st.sampled_from((False, False, False, True)),
         "adopt_blocks": st.sampled_from((False, False, True)),
@@ -147,6 +147,10 @@ class Machine(RuleBasedStateMachine):
         tail = (0, 1, block_size // 2, block_size - 1)[recipe.tail]
         tokens += self.chunk(recipe.base & 3, block_size)[:tail]
         return Prompt(adapter, block_size, tokens[: MAX_CHUNKS * block_size + 2])
+
+    def size_for(self, tokens: Tokens) -> int:
+        """The smallest block size in use that does not cut the tokens into hundreds of chunks."""
+        return min((size for size in self.sizes if size * 4 * MAX_CHUNKS >= len(tokens)), default=max(self.sizes))
 
     def remember(self, prompt: Prompt) -> None:
         if prompt in self.prompts:
@@ -388,28 +392,30 @@ class SnapshotMachine(Machine):
         entry = entries[which % len(entries)]
         adapter, tokens = entry.check
         for letter in letters:
-            tokens += self.chunk(letter, self.sizes[0])
+            tokens += self.chunk(letter, self.size_for(tokens))
         slot = entry.slot if how % 2 and not entry.spilled else self.slot()
         self.pair.insert_tail(tokens, slot, entry.session, adapter)
         if how % 3:
             self.pair.insert_sibling(tokens[: len(tokens) // 2], self.slot(1), entry.session, adapter)
 
     @precondition(lambda self: self.pair.model.entries)
-    @rule(which=NUMBER, kinds=st.lists(st.integers(0, 3), min_size=1, max_size=5))
+    @rule(which=NUMBER, kinds=st.lists(st.integers(0, 4), min_size=1, max_size=5))
     def lookup_and_evict(self, which: int, kinds: list[int]) -> None:
         """Lease the session of an entry, and evict past the end of the lease."""
         entries = [entry for entry in self.pair.model.entries if entry.tail or entry.sibling]
         entry = entries[which % len(entries)] if entries else self.entry(which, spilled=False)
         adapter, tokens = entry.check
-        block_size = self.sizes[0]
+        block_size = self.size_for(tokens)
         prompt = Prompt(adapter, block_size, tokens + self.chunk(which & 3, block_size))
         self.insert(prompt, 0)
         self.pair.lookup(prompt.tokens, block_size, entry.session, adapter)
         for kind in kinds:
             if kind < 2:
                 self.pair.evict_lru()
-            else:
+            elif kind < 4:
                 self.pair.evict_to_tier((0, entry.depth)[kind - 2])
+            else:
+                self.pair.evict_slot(self.entry(which, spilled=False).slot if self.pair.model.entries else 0)
         self.pair.lookup(prompt.tokens, block_size, entry.session if kinds[0] else 0, adapter)
 
     @rule(times=st.integers(1, 4))
@@ -457,7 +463,7 @@ class SnapshotMachine(Machine):
     def collide(self, which: int, adapter: int, letter: int, how: int, session: int) -> None:
         """Store another prompt under the tier key of an entry; look it up, register it, or spill the entry first."""
         entry = self.entry(which, spilled=how % 2 == 1)
-        block_size = self.sizes[which % len(self.sizes)]
+        block_size = self.size_for(entry.check[1])
         if how % 4 and entry.depth >= 3:
             stem = (self.chunk(letter, block_size) * (entry.depth + 1))[: entry.depth - 3]
         else:
@@ -647,6 +653,28 @@ class TestAnyCallsOnTheSnapshotIndex(SnapshotMachine.TestCase):  # type: ignore[
 
 class TestLawfulCallers(ProtocolMachine.TestCase):  # type: ignore[name-defined, misc]
     """Hypothesis runs the machine as one test."""
+
+
+def test_the_deepest_snapshot_is_found_at_any_depth() -> None:
+    pair = Pair(RadixTree, {"block_size": 16})
+    tokens = tuple(i % 3 for i in range(9000))
+    depths = (0, 1, 15, 16, 63, 64, 65, 127, 4095, 4096, 4097, 4160, 8191, 8192, 8193, 8999)
+    pair.insert(tokens, tuple(range(562)), (), 16, 0, 0)
+    for slot, depth in enumerate(depths):
+        pair.insert_intermediate_snapshot(tokens[:depth], (), (), 16, slot, 0, 0, 0)
+    for slot in reversed(range(len(depths))):
+        for length in (16, 64, 80, 4080, 4096, 4112, 4160, 8176, 8192, 8208, 8992):
+            assert pair.lookup(tokens[:length], 16, 0, 0).matched_tokens == length
+        pair.evict_slot(slot)
+    pair.compare_state()
+
+
+def test_equal_scores_go_to_the_entry_at_the_lowest_index() -> None:
+    pair = Pair(RadixTree, {"evict_alpha": 1.0})
+    # With a weight of 1, an older and deeper entry scores as much as a newer and shallower one.
+    for slot, depth in enumerate((3, 2, 1)):
+        pair.insert_intermediate_snapshot((1,) * depth, (), (), 16, slot, 0, 0, 0)
+    assert [pair.evict_lru() for _ in range(4)] == [0, 1, 2, None]
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

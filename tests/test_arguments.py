@@ -3,7 +3,7 @@
 import collections
 import enum
 import operator
-from array import array
+from array import array, typecodes
 from fractions import Fraction
 
 import numpy as np
@@ -223,7 +223,7 @@ NO_INTEGERS = {
     "date array": np.array([1], dtype="M8[s]"),
     "record array": np.array([(1,)], dtype=[("token", np.uint32)]),
     "array of floats": array("d", [1.0]),
-    "array of text": array("u", "12"),
+    "array of text": array("w" if "w" in typecodes else "u", "12"),
     "memoryview of chars": memoryview(b"12").cast("c"),
     "memoryview of bools": memoryview(b"\0\1").cast("?"),
     "__array__ of floats": ByArray(np.array([1.0])),
@@ -249,7 +249,6 @@ BAD_ELEMENTS = {
     "float": 2.0,
     "NaN": float("nan"),
     "NumPy float": np.float32(2),
-    "NumPy bool": np.True_,
     "complex": 2j,
     "Fraction": Fraction(2),
     "None": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import json
 import os
@@ -74,7 +75,7 @@ def json_of(finished: subprocess.CompletedProcess[bytes]) -> dict[str, Any]:
 class OnTerminal:
     """The command with standard error on a terminal of 80 columns, and the other streams in pipes."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, **variables: str) -> None:
         self._screen, stderr = pty.openpty()
         self.seen = b""
         # Tests started in the background ignore Ctrl-C, and the command would inherit that; a handler it does not.
@@ -84,7 +85,7 @@ class OnTerminal:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
-            env=environment(COLUMNS="80"),
+            env=environment(COLUMNS="80", **variables),
         )
         signal.signal(signal.SIGINT, before)
         os.close(stderr)
@@ -124,8 +125,8 @@ class OnTerminal:
 def on_terminal() -> Iterator[Callable[..., OnTerminal]]:
     started: list[OnTerminal] = []
 
-    def start(*arguments: object) -> OnTerminal:
-        started.append(OnTerminal(*arguments))
+    def start(*arguments: object, **variables: str) -> OnTerminal:
+        started.append(OnTerminal(*arguments, **variables))
         return started[-1]
 
     yield start
@@ -343,8 +344,10 @@ def test_ctrl_c_is_told_of_above_the_tables(on_terminal: Callable[..., OnTermina
     assert ["blocks", "3"] in [line.split() for line in stdout.decode().splitlines()]
 
 
-def test_ctrl_c_while_the_kernels_are_loaded_prints_zeros(on_terminal: Callable[..., OnTerminal]) -> None:
-    running = on_terminal("replay", "-", "--json")
+def test_ctrl_c_while_the_kernels_are_compiled_prints_zeros(
+    on_terminal: Callable[..., OnTerminal], tmp_path: Path
+) -> None:
+    running = on_terminal("replay", "-", "--json", METRALE_CACHE_DIR=str(tmp_path))
     # Begun, the line keeps the command waiting for its end, should the kernels be there before the signal.
     running.write(LINES[0][:10])
     running.wait_for(b"Loading the kernels")
@@ -373,11 +376,44 @@ def test_ctrl_c_while_a_request_is_read_interrupts_at_once() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_the_handler_of_ctrl_c_is_put_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
+def test_ctrl_c_that_a_callback_swallows_is_raised_again_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        with ctrl_c.may_interrupt():
+            ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))()
+            for _ in range(10**9):
+                pass
+
+    with _CtrlC() as ctrl_c, pytest.raises(KeyboardInterrupt):
+        work()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_a_cut_short_callback_breaks_counts_as_the_interruption() -> None:
+    def work() -> None:
+        with ctrl_c.may_interrupt():
+            ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))()
+            raise RuntimeError("the callback did not do its work")
+
+    with _CtrlC() as ctrl_c, pytest.raises(KeyboardInterrupt):
+        work()
+
+
+def test_other_errors_in_callbacks_are_told_of_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", lambda unraisable: told.append(unraisable.exc_type))
     with _CtrlC():
-        assert signal.getsignal(signal.SIGINT) is not before
-    assert signal.getsignal(signal.SIGINT) is before
+        ctypes.CFUNCTYPE(None)(lambda: [].index(1))()
+    assert told == [ValueError]
+
+
+def test_all_handlers_are_put_back() -> None:
+    def handlers() -> list[object]:
+        return [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM), sys.unraisablehook]
+
+    before = handlers()
+    with _CtrlC():
+        assert handlers() != before
+    assert handlers() == before
 
 
 def test_an_ignored_ctrl_c_stays_ignored() -> None:

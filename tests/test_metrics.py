@@ -121,6 +121,14 @@ def test_a_cache_in_a_reference_cycle_leaves_its_share_when_it_is_collected(grow
     assert grown() == (3, 4, 60)
 
 
+def test_caches_collected_together_all_leave_their_share(grown):
+    caches = [Counting() for _ in range(5)]
+    for cache in caches:
+        cache.count(1, 2, 3)
+    del cache, caches
+    assert grown() == (5, 10, 15)
+
+
 def test_a_share_is_left_once(grown):
     Counting().count(1, 1, 1)
     assert [grown(), grown()] == [(1, 1, 1)] * 2

@@ -316,17 +316,24 @@ def check_pool(pool):
                 fault, where = _check_suffix(pool, links, suffixes, row)
                 if fault != 0:
                     return fault, where, num_candidates
+    for row in range(pool[POOL_USED]):
+        if nodes[row].parent == _NO_ROW:
+            continue
         fault, where = _check_children(pool, nodes, links, row, ordered)
         if fault != 0:
             return fault, where, num_candidates
+    fault, where = _check_reachable(pool, nodes, links)
+    if fault != 0:
+        return fault, where, num_candidates
+    for row in range(pool[POOL_USED]):
+        if nodes[row].parent == _NO_ROW:
+            continue
         fault, where = _check_hashes(pool, nodes, links, chunks, table, row)
         if fault != 0:
             return fault, where, num_candidates
     if _num_used(table) != pool[POOL_NUM_NODES] + pool[POOL_NUM_ROOTS]:
         return 13, _num_used(table), num_candidates
-    fault, where = _check_reachable(pool, nodes, links)
-    if fault == 0:
-        fault, where = _check_suffix_rows(pool, suffixes, num_suffixes)
+    fault, where = _check_suffix_rows(pool, suffixes, num_suffixes)
     return fault, where, num_candidates
 
 

@@ -425,9 +425,11 @@ def _add_child(pool, nodes, links, chunks, parent, tokens, start, stamp, count, 
     powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
     block_size = pool[POOL_BLOCK_SIZE]
     row = _take_row(pool, nodes)
+    begin = row * block_size
     for i in range(block_size):
-        chunks[row * block_size + i] = tokens[start + i]
-    state = advance_check(nodes[parent].state, tokens, start, start + block_size, powers)
+        chunks[begin + i] = tokens[start + i]
+    # Hashed as stored: should another thread write to the caller's array meanwhile, node and hash still agree.
+    state = advance_check(nodes[parent].state, chunks, begin, begin + block_size, powers)
     first = links[parent].first_child
     nodes[row].stamp = stamp
     nodes[row].state = state
@@ -435,7 +437,7 @@ def _add_child(pool, nodes, links, chunks, parent, tokens, start, stamp, count, 
     nodes[row].block = block
     nodes[row].count = count
     nodes[row].children = np.uint32(0)
-    links[row].key = advance_key(links[parent].key, tokens, start, start + block_size)
+    links[row].key = advance_key(links[parent].key, chunks, begin, begin + block_size)
     links[row].first_child = np.uint32(NONE)
     links[row].next_sibling = first
     links[row].previous_sibling = np.uint32(NONE)
