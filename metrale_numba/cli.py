@@ -10,7 +10,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
 from time import monotonic
 from types import FrameType, TracebackType
@@ -84,7 +84,7 @@ def main() -> None:
     "--requests",
     metavar="N",
     type=click.IntRange(1, 100_000_000),
-    default=40_000,
+    default=60_000,
     show_default=True,
     help="Requests of the built-in workload.",
 )
@@ -122,35 +122,9 @@ def replay(
         if trace is not None and context.get_parameter_source(option) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"--{option} shapes the built-in workload and does not go with a TRACE.", context)
 
-    errors = Console(stderr=True)
-    # Nothing moves where nobody watches; by itself rich would also animate into a pipe if FORCE_COLOR is set.
-    errors.quiet = not errors.file.isatty()
-    player: Replay | None = None
-    interrupted = False
+    opening = _built_in_source(seed, requests, sessions, limit) if trace is None else _trace_source(trace, limit)
     with _CtrlC() as ctrl_c:
-        try:
-            with ExitStack() as stack:
-                if trace is None:
-                    source = _built_in_source(seed, requests, sessions, limit)
-                else:
-                    # Opened before the kernels are compiled, so that a mistyped name is told of at once.
-                    with ctrl_c.may_interrupt():
-                        reader = stack.enter_context(TraceReader(trace))
-                    source = _trace_source(reader, limit)
-                with errors.status("Loading the kernels (compiled the first time)"), ctrl_c.may_interrupt():
-                    metrale_numba.warmup()
-                    cache = metrale_numba.RadixTree(block_size=block_size)
-                player = Replay(cache, block_size=block_size, capacity=capacity)
-                with _progress(errors, source.fraction_done) as show_progress:
-                    for request in _read_interruptibly(source.requests, ctrl_c):
-                        player.play(request)
-                        show_progress(player.requests)
-        except KeyboardInterrupt:
-            interrupted = True
-        except TraceError as error:
-            raise _BadTrace(str(error)) from None
-        # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
-        result = player.result() if player else ReplayResult(block_size=block_size, capacity=capacity)
+        result, interrupted = _played(opening, ctrl_c, capacity, block_size)
         try:
             if as_json:
                 click.echo(_as_json(result, interrupted))
@@ -241,18 +215,52 @@ class _Source(NamedTuple):
     """How much of the work is done once so many requests are played, 0 to 1; None if nobody knows."""
 
 
-def _built_in_source(seed: int, requests: int, sessions: int, limit: int | None) -> _Source:
+@contextmanager
+def _built_in_source(seed: int, requests: int, sessions: int, limit: int | None) -> Iterator[_Source]:
     if limit is not None:
         requests = min(requests, limit)
-    return _Source(chat_workload(seed, requests=requests, sessions=sessions), lambda played: played / requests)
+    yield _Source(chat_workload(seed, requests=requests, sessions=sessions), lambda played: played / requests)
 
 
-def _trace_source(reader: TraceReader, limit: int | None) -> _Source:
-    def fraction_done(played: int) -> float | None:
-        fractions = [reader.fraction_read, None if limit is None else played / limit]
-        return max((fraction for fraction in fractions if fraction is not None), default=None)
+@contextmanager
+def _trace_source(trace: str, limit: int | None) -> Iterator[_Source]:
+    with TraceReader(trace) as reader:
 
-    return _Source(islice(reader, limit), fraction_done)
+        def fraction_done(played: int) -> float | None:
+            fractions = [reader.fraction_read, None if limit is None else played / limit]
+            return max((fraction for fraction in fractions if fraction is not None), default=None)
+
+        yield _Source(islice(reader, limit), fraction_done)
+
+
+def _played(
+    opening: AbstractContextManager[_Source], ctrl_c: _CtrlC, capacity: int | None, block_size: int
+) -> tuple[ReplayResult, bool]:
+    """Play all requests of a source; answers what that came to, and whether Ctrl-C ended it early."""
+    errors = Console(stderr=True)
+    # Nothing moves where nobody watches; by itself rich would also animate into a pipe if FORCE_COLOR is set.
+    errors.quiet = not errors.file.isatty()
+    player: Replay | None = None
+    interrupted = False
+    try:
+        with ExitStack() as stack:
+            # Before the kernels are compiled, so that a mistyped name is told of at once.
+            with ctrl_c.may_interrupt():
+                source = stack.enter_context(opening)
+            with errors.status("Loading the kernels", spinner="line"), ctrl_c.may_interrupt():
+                metrale_numba.warmup()
+                cache = metrale_numba.RadixTree(block_size=block_size)
+            player = Replay(cache, block_size=block_size, capacity=capacity)
+            with _progress(errors, source.fraction_done) as show_progress:
+                for request in _read_interruptibly(source.requests, ctrl_c):
+                    player.play(request)
+                    show_progress(player.requests)
+    except KeyboardInterrupt:
+        interrupted = True
+    except TraceError as error:
+        raise _BadTrace(str(error)) from None
+    # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
+    return player.result() if player else ReplayResult(block_size=block_size, capacity=capacity), interrupted
 
 
 def _read_interruptibly(requests: Iterable[Request], ctrl_c: _CtrlC) -> Iterator[Request]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 #: For a second run under other circumstances.
 SHORT_EXAMPLES = 30
@@ -28,6 +28,17 @@ CACHE_VARIABLES = (
     "METRALE_ADOPT_BLOCKS",
 )
 
+# For defects planted on purpose: the same examples each time, and no search for the smallest that fails.
+settings.register_profile(
+    "planted-faults",
+    max_examples=NORMAL_EXAMPLES,
+    stateful_step_count=STEPS,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=(Phase.generate,),
+    suppress_health_check=tuple(HealthCheck),
+)
 for _profile, _examples in (("short", SHORT_EXAMPLES), ("normal", NORMAL_EXAMPLES), ("long", LONG_EXAMPLES)):
     settings.register_profile(
         _profile,

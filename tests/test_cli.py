@@ -175,8 +175,8 @@ def test_a_dash_reads_standard_input(pack: Callable[[bytes], bytes]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ((), [40_000, 653_515, 510_146, 0, 143_369]),
-        (("--blocks", 10_000), [40_000, 653_515, 391_965, 251_550, 10_000]),
+        ((), [60_000, 992_874, 777_848, 0, 215_026]),
+        (("--blocks", 10_000), [60_000, 992_874, 595_185, 387_689, 10_000]),
     ],
 )
 def test_counts_of_the_default_replay_are_these(arguments: tuple[object, ...], expected: list[int]) -> None:
@@ -295,8 +295,7 @@ def test_a_directory_is_no_trace(tmp_path: Path) -> None:
 def test_a_bad_argument_is_refused_with_status_2(arguments: list[str], message: str) -> None:
     refused = CliRunner().invoke(main, ["replay", *arguments])
     assert refused.exit_code == 2
-    assert refused.stdout == ""
-    assert message in refused.stderr
+    assert message in refused.output
 
 
 @pytest.mark.parametrize("option", ["-h", "--help"])
@@ -304,13 +303,13 @@ def test_help_explains_the_command_and_every_option(option: str) -> None:
     shown = CliRunner().invoke(main, ["replay", option])
     assert shown.exit_code == 0
     for name in ("TRACE", "--blocks", "--block-size", "--limit", "--json", "--seed", "--requests", "--sessions"):
-        assert name in shown.stdout
+        assert name in shown.output
 
 
 def test_help_of_the_group_names_the_commands() -> None:
     shown = CliRunner().invoke(main, ["-h"])
     assert shown.exit_code == 0
-    assert "replay" in shown.stdout
+    assert "replay" in shown.output
 
 
 def test_version_is_the_packages() -> None:

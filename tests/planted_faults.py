@@ -1,0 +1,393 @@
+"""Tests the tests: plants one fault at a time in a copy of the package and sees whether the tests notice.
+
+usage: python tests/planted_faults.py [-j N] [--tests FILE ...] [NAME ...]
+
+It relies on the source tree it stands in, and leaves it alone: package and tests are copied to a temporary directory,
+where each fault gets a directory and a cache of compiled kernels of its own. It promises to fail, with status 1, if a
+fault is noticed by no test, if one cannot be planted or does not compile, and if the tests fail without any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = "metrale_numba"
+TESTS = ("test_against_model.py", "test_conformance.py")
+#: A fault may make a loop endless; the tests take a minute at most.
+TIMEOUT_SECONDS = 900
+
+NOT_COMPILED = 90
+WRONG_PACKAGE = 91
+#: Runs inside the copy: makes sure that it is the copy, and that it works at all, before any test may fail.
+RUN_TESTS = f"""
+import pathlib, sys, traceback
+import {PACKAGE}
+if pathlib.Path({PACKAGE}.__file__).resolve().parent != pathlib.Path("{PACKAGE}").resolve():
+    sys.exit({WRONG_PACKAGE})
+try:
+    {PACKAGE}.warmup()
+except Exception:
+    traceback.print_exc()
+    sys.exit({NOT_COMPILED})
+import pytest
+sys.exit(pytest.main(sys.argv[1:]))
+"""
+
+
+class Fault(NamedTuple):
+    """A wrong line: `old`, which stands exactly once in `file`, is replaced by `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+class Outcome(NamedTuple):
+    """What became of one fault; `caught` is None where the fault was no fair test."""
+
+    name: str
+    caught: bool | None
+    by: str
+    seconds: float
+
+
+TREE = "kernels/tree.py"
+EVICTION = "kernels/eviction.py"
+SNAPSHOTS = "kernels/snapshots.py"
+HASHING = "kernels/hashing.py"
+CLASS = "radix_tree.py"
+
+FAULTS = (
+    # The tree.
+    Fault(
+        "lookup-does-not-stamp",
+        TREE,
+        "        nodes[row].count += np.uint32(1)\n        nodes[row].stamp = stamp\n",
+        "        nodes[row].count += np.uint32(1)\n",
+    ),
+    Fault(
+        "insert-does-not-stamp-what-it-finds",
+        TREE,
+        "            break\n        nodes[row].stamp = stamp\n",
+        "            break\n",
+    ),
+    Fault(
+        "pin-leaves-the-clock",
+        TREE,
+        "    if matched_tokens > 0:\n        shared[SHARED_CLOCK] += 1\n    return matched_tokens\n",
+        "    return matched_tokens\n",
+    ),
+    Fault(
+        "tail-matches-behind-a-missing-block",
+        TREE,
+        "        and matched == tokens.size // block_size\n",
+        "",
+    ),
+    Fault(
+        "invisible-child-lends-its-block",
+        TREE,
+        "if nodes[row].count > np.uint32(0) and _same_tokens(",
+        "if _same_tokens(",
+    ),
+    Fault(
+        "suffix-of-exactly-the-rest-is-missed",
+        TREE,
+        "np.int64(suffixes[suffix].length) >= rest",
+        "np.int64(suffixes[suffix].length) > rest",
+    ),
+    Fault(
+        "lender-is-the-newest-node-not-the-newest-stamp",
+        TREE,
+        "        if ordered and nodes[node].children > np.uint32(1):\n"
+        "            _to_front(nodes, links, node, row)\n        path_out",
+        "        path_out",
+    ),
+    Fault(
+        "suffix-survives-a-new-child",
+        TREE,
+        "if i < count and node != root and links[node].suffix != np.uint32(NONE):",
+        "if i < count and node == root and links[node].suffix != np.uint32(NONE):",
+    ),
+    Fault(
+        "same-suffix-block-is-listed-again",
+        TREE,
+        "        if new_block != old_block:\n",
+        "        if new_block != NONE:\n",
+    ),
+    Fault(
+        "disk-id-of-a-replaced-suffix-leaks",
+        TREE,
+        "            if old_disk != NONE:\n                dropped_disk = old_disk\n",
+        "",
+    ),
+    Fault(
+        "insert-over-an-invisible-node-forgets-the-cache",
+        TREE,
+        "            nodes[row].count = np.uint32(1)\n        if i *",
+        "            nodes[row].count = np.uint32(0)\n        if i *",
+    ),
+    Fault(
+        "first-block-past-the-match-is-not-owned",
+        TREE,
+        "        if i * block_size >= matched_tokens:\n",
+        "        if i * block_size > matched_tokens:\n",
+    ),
+    Fault(
+        "adopting-ignores-disk-ids",
+        TREE,
+        "shared[SHARED_ADOPT_BLOCKS] != 0 and disk_ids.size == 0",
+        "shared[SHARED_ADOPT_BLOCKS] != 0",
+    ),
+    Fault(
+        "disk-id-of-a-node-is-overwritten",
+        TREE,
+        " and links[row].disk == np.uint32(NONE):\n            links[row].disk = disk_ids[i]",
+        ":\n            links[row].disk = disk_ids[i]",
+    ),
+    Fault(
+        "release-to-nothing-is-no-over-release",
+        TREE,
+        "        if count <= np.uint32(1):\n            over += 1\n",
+        "        if count < np.uint32(1):\n            over += 1\n",
+    ),
+    Fault(
+        "evicted-leaf-forgets-its-suffix",
+        EVICTION,
+        "                blocks_out[num_out] = np.uint32(block)\n                num_out += 1\n",
+        "",
+    ),
+    Fault(
+        "draining-a-sequence-passes-an-older-leaf",
+        EVICTION,
+        "(shared[SHARED_HEAP_SIZE] > 0 and stamps[0] < nodes[row].stamp)",
+        "(shared[SHARED_HEAP_SIZE] > 0 and stamps[0] > nodes[row].stamp)",
+    ),
+    # The snapshot index.
+    Fault(
+        "lease-lasts-one-eviction-longer",
+        SNAPSHOTS,
+        "index[INDEX_EVICTIONS_SINCE_LOOKUP] < index[INDEX_TAIL_LEASE_TTL]",
+        "index[INDEX_EVICTIONS_SINCE_LOOKUP] <= index[INDEX_TAIL_LEASE_TTL]",
+    ),
+    Fault(
+        "lease-leaves-siblings-out",
+        SNAPSHOTS,
+        "    return entries[row].flags & _TAIL_OR_SIBLING != np.uint32(0) and entries",
+        "    return entries[row].flags & _TAIL != np.uint32(0) and entries",
+    ),
+    Fault(
+        "lookup-without-a-session-ends-the-lease",
+        SNAPSHOTS,
+        "    if session != 0:\n        index[INDEX_LEASED_SESSION] = session\n",
+        "    if session != 0 or session == 0:\n        index[INDEX_LEASED_SESSION] = session\n",
+    ),
+    Fault(
+        "legacy-eviction-wears-the-lease",
+        SNAPSHOTS,
+        "        row = _oldest(index)\n",
+        "        row = _oldest(index)\n        index[INDEX_EVICTIONS_SINCE_LOOKUP] += 1\n",
+    ),
+    Fault(
+        "last-of-equal-scores-goes-first",
+        SNAPSHOTS,
+        "score < least_score or (score == least_score and row < victim):",
+        "score <= least_score:",
+    ),
+    Fault(
+        "session-is-as-fresh-as-its-last-entry",
+        SNAPSHOTS,
+        "newest[first] = max(newest[first], entries[row].stamp)",
+        "newest[first] = entries[row].stamp",
+    ),
+    Fault(
+        "snapshot-hit-does-not-stamp",
+        SNAPSHOTS,
+        "            entries[row].stamp = index[INDEX_CLOCK]\n            index[STAT_HITS]",
+        "            index[STAT_HITS]",
+    ),
+    Fault(
+        "check-hash-is-not-compared",
+        SNAPSHOTS,
+        "if entries[row].check != advance_check(nodes[node].state, tokens, start, depth, powers):",
+        "if entries[row].check == np.uint64(0):",
+    ),
+    Fault(
+        "tail-of-no-session-is-found",
+        SNAPSHOTS,
+        "                session == 0 or entries[row].session != np.uint64(session)\n",
+        "                entries[row].session != np.uint64(session)\n",
+    ),
+    Fault(
+        "sweep-skips-the-entry-moved-into-the-hole",
+        SNAPSHOTS,
+        "                _remove(index, row)\n            else:\n                row += 1\n",
+        "                _remove(index, row)\n            row += 1\n",
+    ),
+    Fault(
+        "overwriting-hands-back-a-live-slot",
+        SNAPSHOTS,
+        "        elif entries[row].slot != slot:\n            displaced",
+        "        else:\n            displaced",
+    ),
+    Fault(
+        "snapshot-of-exactly-min-tokens-is-dropped",
+        SNAPSHOTS,
+        "    if depth < min_tokens:\n",
+        "    if depth <= min_tokens and min_tokens > 0:\n",
+    ),
+    Fault(
+        "promotion-ignores-the-check-hash",
+        SNAPSHOTS,
+        " or (has_check != 0 and entries[row].check != np.uint64(check)):",
+        ":",
+    ),
+    Fault(
+        "evicting-a-slot-takes-the-entry-that-became-resident-first",
+        SNAPSHOTS,
+        "(found < 0 or row < found)",
+        "found < 0",
+    ),
+    Fault(
+        "evicting-a-slot-wears-the-lease",
+        SNAPSHOTS,
+        "    _remove(index, found)\n    index[STAT_EVICTIONS] += 1\n",
+        "    _remove(index, found)\n    index[STAT_EVICTIONS] += 1\n    index[INDEX_EVICTIONS_SINCE_LOOKUP] += 1\n",
+    ),
+    Fault(
+        "check-hash-sees-half-of-the-adapter",
+        HASHING,
+        "_add(_multiply(CHECK_START, powers[1]), adapter >> HALF_WORD)",
+        "_multiply(CHECK_START, powers[1])",
+    ),
+    # What the class does itself.
+    Fault(
+        "insert-that-stores-nothing-leaves-the-clock",
+        CLASS,
+        "            self._shared.header[layout.SHARED_CLOCK] += 1\n            return InsertAcquired()\n",
+        "            return InsertAcquired()\n",
+    ),
+    Fault(
+        "miss-in-an-unused-block-size-is-not-counted",
+        CLASS,
+        "                self._shared.header[layout.SHARED_MISSES] += 1\n                return PrefixMatch()\n",
+        "                return PrefixMatch()\n",
+    ),
+)
+
+
+def plant(fault: Fault, package: pathlib.Path) -> None:
+    """Change the copy's source; ValueError if the place is not there exactly once."""
+    source = package / fault.file
+    text = source.read_text(encoding="utf-8")
+    places = text.count(fault.old)
+    if places != 1:
+        raise ValueError(f"{fault.name}: the text to replace stands {places} times in {fault.file}, not once")
+    source.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+
+
+def run_tests(fault: Fault | None, tests: list[str], workspace: pathlib.Path) -> Outcome:
+    """Copy package and tests, plant the fault if there is one, and run the tests until one fails."""
+    name = "no fault" if fault is None else fault.name
+    started = time.monotonic()
+
+    def outcome(caught: bool | None, by: str) -> Outcome:
+        return Outcome(name, caught, by, time.monotonic() - started)
+
+    copy = workspace / name.replace(" ", "-")
+    ignored = shutil.ignore_patterns("__pycache__", ".*")
+    for part in (PACKAGE, "tests"):
+        shutil.copytree(ROOT / part, copy / part, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    if fault is not None:
+        try:
+            plant(fault, copy / PACKAGE)
+        except ValueError as error:
+            return outcome(None, str(error))
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("METRALE_", "NUMBA_"))}
+    environment |= {"PYTHONPATH": str(copy), "METRALE_CACHE_DIR": str(copy / "compiled")}
+    options = ["-x", "-q", "--no-header", "--hypothesis-profile=planted-faults", "-p", "no:cacheprovider"]
+    options += [str(pathlib.Path("tests") / test) for test in tests]
+    # Without the model's own share, which no fault can touch.
+    options += ["-k", "not Model-"]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", RUN_TESTS, *options],
+            cwd=copy,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return outcome(True, f"still running after {TIMEOUT_SECONDS} s")
+    finally:
+        shutil.rmtree(copy)
+    if done.returncode < 0:
+        return outcome(True, f"died of signal {-done.returncode}")
+    if done.returncode == 0:
+        return outcome(False, "")
+    failed = re.search(r"^FAILED \S*?(\w+\.py::\S+)", done.stdout, re.MULTILINE)
+    if done.returncode == 1 and failed:
+        return outcome(True, failed[1])
+    reasons = {NOT_COMPILED: "it does not compile", WRONG_PACKAGE: "another package was imported than the copy"}
+    output = (done.stdout + done.stderr).strip().splitlines()
+    return outcome(None, f"{reasons.get(done.returncode, f'status {done.returncode}')}: {output[-1] if output else ''}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults to plant (default: all)")
+    parser.add_argument("-j", "--jobs", type=int, default=1, help="faults to try at the same time")
+    parser.add_argument("--tests", nargs="+", default=list(TESTS), metavar="FILE", help="test files to run")
+    arguments = parser.parse_args()
+    unknown = sorted(set(arguments.names) - {fault.name for fault in FAULTS})
+    if unknown:
+        parser.error(f"no such fault: {', '.join(unknown)}")
+    return arguments
+
+
+def main() -> int:
+    arguments = parse_arguments()
+    console = Console()
+    chosen = [fault for fault in FAULTS if not arguments.names or fault.name in arguments.names]
+    outcomes: list[Outcome] = []
+    with (
+        tempfile.TemporaryDirectory(prefix="planted-faults-") as workspace,
+        concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool,
+    ):
+        running = [pool.submit(run_tests, fault, arguments.tests, pathlib.Path(workspace)) for fault in (None, *chosen)]
+        for future in concurrent.futures.as_completed(running):
+            outcomes.append(future.result())
+            console.print(f"{len(outcomes)} of {len(running)}: {outcomes[-1].name}", highlight=False)
+    order = {fault.name: i for i, fault in enumerate(FAULTS)}
+    outcomes.sort(key=lambda outcome: order.get(outcome.name, -1))
+    table = Table("fault", "outcome", "by", "seconds")
+    bad = 0
+    for name, caught, by, seconds in outcomes:
+        wanted = name != "no fault"
+        bad += caught is not wanted
+        words = {True: "caught", False: "survived", None: "broken"} if wanted else {True: "FAILS", False: "passes"}
+        table.add_row(name, words.get(caught, "broken"), by, f"{seconds:.0f}", style="" if caught is wanted else "red")
+    console.print(table)
+    console.print(f"{len(outcomes) - bad} of {len(outcomes)} as they should be")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
