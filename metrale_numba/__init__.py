@@ -3,9 +3,11 @@
 Importing the package loads no kernel and compiles nothing.
 """
 
-from metrale_numba.errors import IntegrityError, MetraleError
+from metrale_numba.errors import CacheFileError, IntegrityError, MetraleError, RefcountError
+from metrale_numba.identity import adapter_key, placeholder_tokens, session_hash
 from metrale_numba.interface import (
     NONE,
+    Cleared,
     Drop,
     EvictedBlocks,
     InsertAcquired,
@@ -25,29 +27,37 @@ from metrale_numba.metrics import (
     record_cache_miss,
 )
 from metrale_numba.no_caching import NoPrefixCaching
+from metrale_numba.pins import Pin
 from metrale_numba.radix_tree import RadixTree
 
 __all__ = [
     "NONE",
+    "CacheFileError",
+    "Cleared",
     "Drop",
     "EvictedBlocks",
     "InsertAcquired",
     "IntegrityError",
     "MetraleError",
     "NoPrefixCaching",
+    "Pin",
     "PrefixCache",
     "PrefixMatch",
     "RadixTree",
+    "RefcountError",
     "SnapshotStats",
     "Spill",
     "StatsDetail",
     "TierEvict",
     "__version__",
+    "adapter_key",
     "cache_hit_count",
     "cache_hit_tokens_total",
     "cache_miss_count",
+    "placeholder_tokens",
     "record_cache_hit",
     "record_cache_miss",
+    "session_hash",
     "warmup",
 ]
 

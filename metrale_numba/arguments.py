@@ -26,6 +26,8 @@ __all__ = [
     "as_count",
     "as_disk_block_ids",
     "as_matched_tokens",
+    "as_name",
+    "as_seconds",
     "as_slot",
     "as_tokens",
     "as_u64",
@@ -48,13 +50,15 @@ _NOTHING: Final[Uint32s] = np.empty(0, dtype=_UINT32)
 _BITS_SHOWN = 256
 
 
-def as_tokens(tokens: object) -> Uint32s:
+def as_tokens(tokens: object, name: str = "tokens") -> Uint32s:
     """Give `tokens` as an array that kernels can read.
 
     Parameters
     ----------
     tokens : sequence of int, shape (n,)
         An array of any integer type, a list, tuple, range, ``array.array``, integer buffer or other sequence.
+    name : str, default "tokens"
+        What a refusal calls them.
 
     Returns
     -------
@@ -68,7 +72,7 @@ def as_tokens(tokens: object) -> Uint32s:
     ValueError
         If `tokens` is not one-dimensional, or a token is outside 0..2^32-1.
     """
-    return _as_uint32s(tokens, "tokens")
+    return _as_uint32s(tokens, name)
 
 
 def as_block_table(block_table: object) -> Uint32s:
@@ -216,6 +220,38 @@ def as_check(value: object) -> int | None:
 
 
 # The callers have let plain ints that are within pass already, at a third of what the way through here costs.
+def as_name(value: object) -> str:
+    """Give the name of a pin as it is.
+
+    Raises
+    ------
+    TypeError
+        If it is not a str.
+    """
+    if not isinstance(value, str):
+        raise TypeError(f"name must be a str, not {shown(value)} ({type(value).__name__})")
+    return value
+
+
+def as_seconds(value: object, name: str) -> float | None:
+    """Give a length of time as a float, or None if it is None.
+
+    Raises
+    ------
+    TypeError
+        If `value` is neither None nor a number.
+    ValueError
+        If it is negative or not finite.
+    """
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"{name} must be a number of seconds, not {shown(value)} ({type(value).__name__})")
+    if not 0 <= value < float("inf"):
+        raise ValueError(f"{name} is {shown(value)}, but must be a finite number of seconds from 0 on")
+    return float(value)
+
+
 def _as_int_within(value: object, name: str, least: int, most: int) -> int:
     if isinstance(value, (bool, np.bool_, np.ndarray)):
         # All of these can pass for an index: a bool as 0 or 1, an array if it has no dimension.

@@ -16,6 +16,7 @@ import numpy.typing as npt
 __all__ = [
     "EMPTY_IDS",
     "NONE",
+    "Cleared",
     "Drop",
     "EvictedBlocks",
     "IdSequence",
@@ -232,6 +233,31 @@ class EvictedBlocks(_Result, _EvictedBlocksFields):
         return self.physical.size == 0
 
 
+class _ClearedFields(NamedTuple):
+    blocks: EvictedBlocks
+    snapshot_slots: list[int]
+    tier_keys: npt.NDArray[np.uint64]
+
+
+class Cleared(_Result, _ClearedFields):
+    """What was forgotten at once: by :meth:`RadixTree.clear`, or for one adapter by :meth:`RadixTree.drop_adapter`.
+
+    The cache's own references are handed back; a sequence that still holds a block keeps its pool references until it
+    ends, and drops nothing but those.
+
+    Attributes
+    ----------
+    blocks : EvictedBlocks
+        Every block that was stored, held by a sequence or not, and every disk-block id.
+    snapshot_slots : list of int
+        The slots of the resident snapshots.
+    tier_keys : ndarray of uint64
+        The keys of the spilled snapshots, whose stored bytes are garbage now.
+    """
+
+    __slots__ = ()
+
+
 class _SpillFields(NamedTuple):
     slot: int
     key: int
@@ -345,6 +371,14 @@ class StatsDetail(NamedTuple):
         Blocks of partial suffixes stored now.
     clock : int
         The stamp given last.
+    num_evictable : int
+        Blocks, partial suffixes included, that no sequence and no pin holds.
+    epoch : int
+        How often everything was forgotten.
+    num_pinned_blocks : int
+        Full blocks that named pins hold, counted for each pin.
+    blocks_by_adapter : dict of int to int
+        Full blocks stored for each adapter that has any.
     """
 
     cache_hits: int
@@ -354,6 +388,10 @@ class StatsDetail(NamedTuple):
     num_blocks: int
     num_suffix_blocks: int
     clock: int
+    num_evictable: int
+    epoch: int
+    num_pinned_blocks: int
+    blocks_by_adapter: dict[int, int]
 
 
 class PrefixCache(ABC):

@@ -1,19 +1,20 @@
 """The cache: :class:`RadixTree` checks its arguments, takes its lock, calls a kernel and builds the result.
 
 No algorithm lives here. How a chunk is found, what is evicted next and which snapshot is deepest is in
-:mod:`metrale_numba.kernels`, which is compiled, or loaded from disk, when the first cache is made.
+:mod:`metrale_numba.kernels`, which is compiled, or loaded from disk, when the first cache is made. What is off the hot
+path is in :mod:`metrale_numba.operations`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import threading
+from collections.abc import Mapping
 
 import numpy as np
 
-from metrale_numba import metrics
 from metrale_numba.arguments import (
+    MAX_INT64,
     as_block_size,
     as_block_table,
     as_check,
@@ -25,7 +26,7 @@ from metrale_numba.arguments import (
     as_u64,
     check_block_table,
 )
-from metrale_numba.errors import IntegrityError
+from metrale_numba.errors import CacheFileError, IntegrityError, RefcountError
 from metrale_numba.interface import (
     EMPTY_IDS,
     NONE,
@@ -35,19 +36,16 @@ from metrale_numba.interface import (
     InsertAcquired,
     PrefixCache,
     PrefixMatch,
-    SnapshotStats,
-    StatsDetail,
     TierEvict,
     Tokens,
 )
 from metrale_numba.kernels import layout
+from metrale_numba.kernels.arrays import PoolArrays
 from metrale_numba.kernels.compile import kernels
-from metrale_numba.kernels.layout import PoolArrays
-from metrale_numba.settings import Settings, resolve
-from metrale_numba.snapshot_index import SnapshotIndex, to_signed, to_unsigned
+from metrale_numba.operations import NO_ROOM, Operations
+from metrale_numba.settings import as_quotas, resolve
+from metrale_numba.snapshot_index import to_signed, to_unsigned
 
-# What kernels get for an array that this call has no use for: they refuse the read-only EMPTY_IDS.
-_NO_ROOM = np.empty(0, np.uint32)
 _SECRET_BYTES = 32
 _PERSON = b"metrale.check.v1"
 
@@ -61,7 +59,7 @@ def _hash_keys(secret: bytes | None) -> tuple[int, int]:
     return base, int.from_bytes(digest[16:], "little") | 1
 
 
-class RadixTree(PrefixCache):
+class RadixTree(Operations, PrefixCache):
     """A prefix cache: a forest of KV blocks for each adapter and block size, and an index of recurrent-state snapshots.
 
     Any number of threads may call any method at any time; each call is one atomic step. Every method's contract
@@ -90,6 +88,12 @@ class RadixTree(PrefixCache):
         Tokens per block, where a call does not say. Default: 16.
     check_secret : bytes, optional
         Derives the key of the check hash, so that replicas agree on check hashes. Default: a random key.
+    strict : bool, default False
+        Whether a release that no sequence is entitled to raises :class:`RefcountError` instead of being counted.
+    max_pinned_blocks : int, optional
+        Full blocks that all pins together may hold. Default: any number.
+    quotas : mapping of int to int, optional
+        Full blocks that an adapter may have, by adapter id; see :meth:`set_quota`. Default: none.
 
     Raises
     ------
@@ -109,6 +113,9 @@ class RadixTree(PrefixCache):
         adopt_blocks: bool | None = None,
         block_size: int | None = None,
         check_secret: bytes | None = None,
+        strict: bool = False,
+        max_pinned_blocks: int | None = None,
+        quotas: Mapping[int, int] | None = None,
     ) -> None:
         settings = resolve(
             partial_tail_sharing=partial_tail_sharing,
@@ -120,61 +127,97 @@ class RadixTree(PrefixCache):
             adopt_blocks=adopt_blocks,
             block_size=block_size,
             check_secret=check_secret,
+            strict=strict,
+            max_pinned_blocks=max_pinned_blocks,
         )
-        self._settings = settings
-        self._kernels = kernels("cache")
-        base, multiplier = _hash_keys(settings.check_secret)
-        powers = np.empty(layout.CHECK_GROUP + 1, np.uint64)
-        self._kernels["fill_powers"](np.uint64(base), powers)
-        self._shared = layout.SharedArrays(
-            powers,
-            multiplier,
-            partial_tail_sharing=settings.partial_tail_sharing,
-            adopt_blocks=settings.adopt_blocks,
-        )
-        self._index = SnapshotIndex(settings, powers, multiplier, self._kernels)
-        self._shared.header[layout.SHARED_INDEX] = layout.address_of(self._index.arrays.header)
-        self._pools = self._shared.pools
-        # Whether a disk id was ever stored: until then no call makes room for any.
-        self._has_disk_ids = False
-        self._lock = threading.Lock()
-        metrics.register(self, self._shared.header[: metrics.NUM_COUNTERS])
+        self._set_up(settings, _hash_keys(settings.check_secret), as_quotas(quotas))
+        self._go_live()
 
-    @property
-    def settings(self) -> Settings:
-        """The settings that hold, keywords and environment resolved."""
-        return self._settings
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> RadixTree:
+        """Read a cache that :meth:`save` wrote; it answers every later call as the saved one would have.
 
-    @property
-    def block_size(self) -> int:
-        """Tokens per block where a call does not say."""
-        return self._settings.block_size
+        It has the saved settings, whatever the environment says now, and names the same blocks, slots and keys, so
+        the caller restores their pools. Its share of the process-wide counters starts at 0.
+
+        Parameters
+        ----------
+        path : str or path-like
+            The file.
+
+        Returns
+        -------
+        RadixTree
+            A new cache.
+
+        Raises
+        ------
+        OSError
+            If the file cannot be read.
+        CacheFileError
+            If it is no saved cache, is damaged, or is of a newer format. Nothing in it is ever executed.
+        """
+        cache = cls.__new__(cls)
+        cache.__setstate__(cls._state_of_file(path))
+        try:
+            cache.check_integrity()
+        except IntegrityError as error:
+            raise CacheFileError(f"{os.fspath(path)} is damaged: {error}") from error
+        return cache
 
     def __repr__(self) -> str:
-        detail = self.stats_detail()
+        num_blocks, _ = self.stats()
         return (
-            f"<{type(self).__name__}: {detail.num_blocks} blocks, {self.snapshot_count()} snapshots, "
+            f"<{type(self).__name__}: {num_blocks} blocks, {self.snapshot_count()} snapshots, "
             f"block_size={self.block_size}>"
         )
 
     def lookup(
-        self, tokens: Tokens, block_size: int | None = None, session_hash: int = 0, adapter_id: int = 0
+        self,
+        tokens: Tokens,
+        block_size: int | None = None,
+        session_hash: int = 0,
+        adapter_id: int = 0,
+        *,
+        record: bool = True,
     ) -> PrefixMatch:
+        """Find the longest cached prefix and hold it, as :meth:`PrefixCache.lookup` says.
+
+        Parameters
+        ----------
+        tokens, block_size, session_hash, adapter_id
+            As in :meth:`PrefixCache.lookup`.
+        record : bool, default True
+            Whether hits, misses and snapshot counters go up, and the session takes the lease. False for a retry or a
+            second look at the same request, which must not be counted twice; references and stamps are the same.
+
+        Returns
+        -------
+        PrefixMatch
+            What was found.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If an argument is not what it should be; nothing has changed then.
+        """
         tokens = as_tokens(tokens)
         block_size = as_block_size(block_size, self._settings.block_size)
         session = to_signed(as_u64(session_hash, "session_hash"))
         adapter = to_signed(as_u64(adapter_id, "adapter_id"))
+        if record is not True and record is not False:
+            raise TypeError(f"record must be a bool, not {type(record).__name__}")
         room = tokens.size // block_size
         if self._settings.partial_tail_sharing and tokens.size % block_size:
             room += 1
         blocks = np.empty(room, np.uint32)
         with self._lock:
-            disks = np.empty(room, np.uint32) if self._has_disk_ids else _NO_ROOM
+            disks = np.empty(room, np.uint32) if self._has_disk_ids else NO_ROOM
             pool = self._pools.get(block_size)
             if pool is None:
-                self._shared.header[layout.SHARED_MISSES] += 1
+                self._shared.header[layout.SHARED_MISSES] += int(record)
                 return PrefixMatch()
-            found = self._kernels["lookup"](pool.header, tokens, blocks, disks, session, adapter)
+            found = self._kernels["lookup"](pool.header, tokens, blocks, disks, session, adapter, int(record))
         return self._match(blocks, disks, *found)
 
     def _match(
@@ -263,18 +306,63 @@ class RadixTree(PrefixCache):
             self._shared.header[layout.SHARED_CLOCK] += 1
             return InsertAcquired()
         pool = self._pools.get(block_size)
-        if pool is None:
-            # Refused here, no pool is made for nothing; where there is one, the kernel looks.
+        if pool is None or adapter_id in self._quotas:
+            # Refused here, no pool is made and nothing evicted in vain; elsewhere the kernel looks.
             check_block_table(block_table, tokens.size, block_size)
+        if pool is None:
             pool = self._shared.add_pool(block_size)
-        blocks = np.empty(count + 1, np.uint32)
-        disks = np.empty(count + 1, np.uint32) if disk_block_ids.size else _NO_ROOM
-        released = np.empty(count, np.uint32) if self._settings.adopt_blocks else _NO_ROOM
-        arguments = (tokens, block_table, disk_block_ids, blocks, disks, released)
         adapter = to_signed(adapter_id)
-        num_blocks, num_disks, num_released, suffix_block, suffix_disk = self._insert_growing(
-            pool, block_size, arguments, matched_tokens, adapter
-        )
+        try:
+            if adapter_id not in self._quotas:
+                return self._insert_all(pool, tokens, block_table, disk_block_ids, count, matched_tokens, adapter)
+            # The room is made before anything is evicted: a failure must not lose what was.
+            self._make_room(pool, tokens, block_table, disk_block_ids, count, adapter)
+            evicted, count = self._make_quota(pool, tokens, count, adapter, self._quotas[adapter_id])
+            fits = block_table[:count] if count < tokens.size // block_size else block_table
+            acquired = InsertAcquired()
+            if count:
+                acquired = self._insert_all(
+                    pool, tokens, fits, disk_block_ids[: fits.size], count, matched_tokens, adapter
+                )
+            else:
+                self._shared.header[layout.SHARED_CLOCK] += 1
+                self._drop_pool_if_spare(pool)
+            return acquired._replace(
+                released_blocks=np.concatenate([evicted.physical, acquired.released_blocks]),
+                released_disk_block_ids=np.concatenate([evicted.disk_block_ids, acquired.released_disk_block_ids]),
+            )
+        except (MemoryError, ValueError):
+            self._drop_pool_if_spare(pool)
+            raise
+
+    def _insert_all(
+        self,
+        pool: PoolArrays,
+        tokens: Ids,
+        block_table: Ids,
+        disk_block_ids: Ids,
+        count: int,
+        matched_tokens: int,
+        adapter: int,
+    ) -> InsertAcquired:
+        blocks = np.empty(count + 1, np.uint32)
+        disks = np.empty(count + 1, np.uint32) if disk_block_ids.size else NO_ROOM
+        released = np.empty(count, np.uint32) if self._settings.adopt_blocks else NO_ROOM
+        while True:
+            # The kernel changes nothing while room is missing.
+            status, number, num_disks, num_released, suffix_block, suffix_disk = self._kernels["insert"](
+                pool.header, tokens, block_table, disk_block_ids, blocks, disks, released, matched_tokens, adapter
+            )
+            if status == layout.DONE:
+                break
+            if status == layout.BAD_BLOCK:
+                check_block_table(block_table, tokens.size, pool.block_size)
+            elif status == layout.SHORT_OF_ROWS:
+                pool.grow(number, self._kernels["rehash"])
+            elif status == layout.SHORT_OF_SUFFIXES:
+                pool.grow_suffixes(number)
+            else:
+                pool.add_disks()
         if num_disks:
             self._has_disk_ids = True
         released_blocks = released[:num_released] if num_released else EMPTY_IDS
@@ -282,34 +370,43 @@ class RadixTree(PrefixCache):
             released_blocks = np.append(released_blocks, np.uint32(suffix_block))
         return InsertAcquired(
             disks[:num_disks] if num_disks else EMPTY_IDS,
-            blocks[:num_blocks] if num_blocks else EMPTY_IDS,
+            blocks[:number] if number else EMPTY_IDS,
             released_blocks,
             np.array([suffix_disk], np.uint32) if suffix_disk != NONE else EMPTY_IDS,
         )
 
-    def _insert_growing(
-        self, pool: PoolArrays, block_size: int, arguments: tuple[Ids, ...], matched_tokens: int, adapter: int
-    ) -> tuple[int, ...]:
-        """Call the kernel, which changes nothing while room is missing, and make that room, until it is done."""
-        try:
-            while True:
-                status, number, *rest = self._kernels["insert"](pool.header, *arguments, matched_tokens, adapter)
-                if status == layout.DONE:
-                    return number, *rest
-                if status == layout.BAD_BLOCK:
-                    tokens, block_table = arguments[:2]
-                    check_block_table(block_table, tokens.size, block_size)
-                elif status == layout.SHORT_OF_ROWS:
-                    pool.grow(number, self._kernels["rehash"])
-                else:
-                    pool.grow_suffixes(number)
-        except MemoryError:
-            self._drop_pool_if_empty(pool)
-            raise
+    def _make_room(
+        self, pool: PoolArrays, tokens: Ids, block_table: Ids, disk_block_ids: Ids, count: int, adapter: int
+    ) -> None:
+        """Make all the room that an insert can ask for."""
+        header = pool.header
+        free = header[layout.POOL_ROWS] - header[layout.POOL_USED] + header[layout.POOL_NUM_FREE]
+        missing = kernels("adapters")["count_missing"](header, tokens, count, adapter) + 1 - int(free)
+        if missing > 0:
+            pool.grow(missing, self._kernels["rehash"])
+        if header[layout.POOL_NUM_SUFFIXES] == header[layout.POOL_SUFFIX_ROWS]:
+            pool.grow_suffixes(1)
+        if disk_block_ids.size and not header[layout.POOL_DISK_ROWS]:
+            pool.add_disks()
 
-    def _drop_pool_if_empty(self, pool: PoolArrays) -> None:
-        if pool.header[layout.POOL_NUM_NODES] == 0:
-            self._shared.drop_pool(pool.block_size)
+    def _make_quota(
+        self, pool: PoolArrays, tokens: Ids, count: int, adapter: int, quota: int
+    ) -> tuple[EvictedBlocks, int]:
+        """Evict an adapter's own leaves for an insert of `count` blocks, and say how many may be stored."""
+        tenants = kernels("adapters")
+        missing = tenants["count_missing"](pool.header, tokens, count, adapter)
+        excess = tenants["count_nodes"](self._shared.header, adapter) + missing - quota
+        if missing == 0 or excess <= 0:
+            return EvictedBlocks(), count
+        tenants["guard"](pool.header, tokens, count, adapter, 1)
+        try:
+            evicted, num_removed = self._evict_from(adapter, MAX_INT64, excess)
+        finally:
+            tenants["guard"](pool.header, tokens, count, adapter, 0)
+        for other in list(self._pools.values()):
+            if other is not pool:
+                self._drop_pool_if_spare(other)
+        return evicted, count - min(missing, max(0, excess - num_removed))
 
     def insert_with_snapshot(
         self,
@@ -396,23 +493,27 @@ class RadixTree(PrefixCache):
     def _release(self, tokens: Ids, block_size: int, num_tokens: int, adapter: int) -> None:
         with self._lock:
             pool = self._pools.get(block_size)
-            if pool is not None:
-                self._kernels["release"](pool.header, tokens, num_tokens, adapter)
+            if pool is None:
+                return
+            unheld = self._kernels["release"](pool.header, tokens, num_tokens, adapter, int(self._settings.strict))
+        if unheld:
+            raise RefcountError(f"block {unheld - 1} of tokens is held by no sequence, so there is nothing to release")
 
     def evict(self, num_blocks: int) -> EvictedBlocks:
         num_blocks = as_count(num_blocks, "num_blocks")
         with self._lock:
+            if self._pins:
+                self._end_expired_pins()
             header = self._shared.header
             stored = int(header[layout.SHARED_NUM_NODES] + header[layout.SHARED_NUM_SUFFIXES])
             # One more than asked: the last leaf's partial suffix goes with it.
             room = min(num_blocks, stored) + 1
             blocks = np.empty(room, np.uint32)
-            disks = np.empty(room, np.uint32) if self._has_disk_ids else _NO_ROOM
+            disks = np.empty(room, np.uint32) if self._has_disk_ids else NO_ROOM
             num_out, num_disks, num_emptied = self._kernels["evict"](header, num_blocks, blocks, disks)
             if num_emptied:
                 for pool in list(self._pools.values()):
-                    if pool.block_size != self._settings.block_size:
-                        self._drop_pool_if_empty(pool)
+                    self._drop_pool_if_spare(pool)
         return EvictedBlocks(blocks[:num_out] if num_out else EMPTY_IDS, disks[:num_disks] if num_disks else EMPTY_IDS)
 
     def evict_snapshot_lru(self) -> int | None:
@@ -469,55 +570,3 @@ class RadixTree(PrefixCache):
         with self._lock:
             num_nodes = int(self._shared.header[layout.SHARED_NUM_NODES])
         return num_nodes, num_nodes
-
-    def snapshot_stats(self) -> SnapshotStats:
-        """Read the counters of the snapshot index. Changes nothing."""
-        with self._lock:
-            return self._index.stats()
-
-    def stats_detail(self) -> StatsDetail:
-        """Read the counters and sizes of the tree, in one step. Changes nothing."""
-        with self._lock:
-            header: list[int] = self._shared.header.tolist()
-        return StatsDetail(
-            cache_hits=header[layout.SHARED_HITS],
-            cache_misses=header[layout.SHARED_MISSES],
-            cache_hit_tokens=header[layout.SHARED_HIT_TOKENS],
-            over_releases=header[layout.SHARED_OVER_RELEASES],
-            num_blocks=header[layout.SHARED_NUM_NODES],
-            num_suffix_blocks=header[layout.SHARED_NUM_SUFFIXES],
-            clock=header[layout.SHARED_CLOCK],
-        )
-
-    def check_integrity(self) -> None:
-        """Recount everything that is derived, in one pass over the cache, and compare.
-
-        Links between nodes, counts, both hashes of every prefix, the hash tables, the order of eviction, the list
-        of resident snapshots and the filter of their depths. Changes nothing; meant for tests and for a
-        caller in doubt, since it takes time in proportion to the cache and holds the lock.
-
-        Raises
-        ------
-        IntegrityError
-            Naming the first fault found: a defect of this package, or memory that something else wrote over.
-        """
-        checks = kernels("integrity")
-        with self._lock:
-            header = self._shared.header
-            num_nodes = num_suffixes = num_candidates = 0
-            for pool in self._pools.values():
-                fault, where, candidates = checks["check_pool"](pool.header)
-                if fault:
-                    raise IntegrityError(f"blocks of {pool.block_size} tokens: {layout.FAULTS[fault]} (at {where})")
-                num_nodes += int(pool.header[layout.POOL_NUM_NODES])
-                num_suffixes += int(pool.header[layout.POOL_NUM_SUFFIXES])
-                num_candidates += candidates
-            fault, where = checks["check_heap"](header, num_candidates)
-            if fault:
-                raise IntegrityError(f"candidates for eviction: {layout.FAULTS[fault]} (at {where})")
-            if num_nodes != header[layout.SHARED_NUM_NODES] or num_suffixes != header[layout.SHARED_NUM_SUFFIXES]:
-                raise IntegrityError(
-                    f"the cache counts {header[layout.SHARED_NUM_NODES]} blocks and "
-                    f"{header[layout.SHARED_NUM_SUFFIXES]} partial suffixes, but stores {num_nodes} and {num_suffixes}"
-                )
-            self._index.check_integrity(checks)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import numpy as np
 
-from metrale_numba.arguments import MAX_INT64, as_block_size, as_count, shown
+from metrale_numba.arguments import MAX_INT64, as_block_size, as_count, as_u64, shown
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "Settings", "resolve"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "Settings", "as_quotas", "resolve"]
 
 DEFAULT_BLOCK_SIZE: Final = 16
 """Tokens per block where neither the call nor the constructor says."""
@@ -53,6 +53,10 @@ class Settings:
         Tokens per block where a call does not say.
     check_secret : bytes or None
         What the key of the check hash is derived from, so that replicas agree; None for a random key.
+    strict : bool
+        Whether a release that no sequence is entitled to is refused instead of counted.
+    max_pinned_blocks : int or None
+        Full blocks that all pins together may hold; None for any number.
     """
 
     partial_tail_sharing: bool = False
@@ -64,6 +68,8 @@ class Settings:
     adopt_blocks: bool = False
     block_size: int = DEFAULT_BLOCK_SIZE
     check_secret: bytes | None = field(default=None, repr=False)
+    strict: bool = False
+    max_pinned_blocks: int | None = None
 
 
 _DEFAULTS: Final = Settings()
@@ -80,6 +86,8 @@ def resolve(
     adopt_blocks: bool | None = None,
     block_size: int | None = None,
     check_secret: bytes | None = None,
+    strict: bool = False,
+    max_pinned_blocks: int | None = None,
 ) -> Settings:
     """Settle every setting: the keyword if it is given, else the variable if it is set, else the default.
 
@@ -106,6 +114,10 @@ def resolve(
         Tokens, at least 1. Else 16.
     check_secret : bytes, optional
         Else the key is random.
+    strict : bool, default False
+        No variable.
+    max_pinned_blocks : int, optional
+        Blocks, at least 0. No variable; else any number.
 
     Returns
     -------
@@ -133,6 +145,8 @@ def resolve(
         adopt_blocks=_settle(adopt_blocks, _flag, "adopt_blocks", lambda: _switch("METRALE_ADOPT_BLOCKS")),
         block_size=as_block_size(block_size, DEFAULT_BLOCK_SIZE),
         check_secret=_secret(check_secret),
+        strict=_flag(strict, "strict"),
+        max_pinned_blocks=None if max_pinned_blocks is None else as_count(max_pinned_blocks, "max_pinned_blocks"),
     )
 
 
@@ -202,3 +216,23 @@ def _number(variable: str, parse: Callable[[str], _T], wanted: str, default: _T)
     except ValueError:
         _logger.error("%s is %r, but must be %s; the default, %s, holds", variable, text, wanted, default)
         return default
+
+
+def as_quotas(quotas: object) -> dict[int, int]:
+    """Give the quotas by adapter as a dict of our own; None stands for none.
+
+    Raises
+    ------
+    TypeError
+        If `quotas` is neither None nor a mapping of int to int.
+    ValueError
+        If an adapter or a number of blocks is out of range.
+    """
+    if quotas is None:
+        return {}
+    if not isinstance(quotas, Mapping):
+        raise TypeError(f"quotas must be a mapping of adapter ids to blocks, not {shown(quotas)}")
+    return {
+        as_u64(adapter_id, "quotas' adapter_id"): as_count(blocks, f"quotas[{adapter_id}]")
+        for adapter_id, blocks in quotas.items()
+    }

@@ -13,6 +13,7 @@ import numpy as np
 
 from metrale_numba.errors import IntegrityError
 from metrale_numba.interface import Drop, Ids, SnapshotStats, Spill, TierEvict
+from metrale_numba.kernels.arrays import IndexArrays, UInt64Array
 from metrale_numba.kernels.layout import (
     FAULTS,
     INDEX_NUM_RESIDENTS,
@@ -20,8 +21,7 @@ from metrale_numba.kernels.layout import (
     INDEX_SIZE,
     INDEX_STATS,
     SIBLING,
-    IndexArrays,
-    UInt64Array,
+    SPILLED,
 )
 from metrale_numba.settings import Settings
 
@@ -54,13 +54,15 @@ class SnapshotIndex:
         The compiled kernels.
     """
 
-    __slots__ = ("_alpha", "_kernels", "arrays")
+    __slots__ = ("_alpha", "_kernels", "arrays", "dead_keys")
 
     def __init__(
         self, settings: Settings, powers: UInt64Array, multiplier: int, kernels: Mapping[str, Callable[..., Any]]
     ) -> None:
         self._kernels = kernels
         self._alpha = settings.evict_alpha
+        # Keys whose stored bytes are garbage, oldest first: a dict, for its order and for taking keys off again.
+        self.dead_keys: dict[int, None] = {}
         self.arrays = IndexArrays(
             powers,
             multiplier,
@@ -83,16 +85,41 @@ class SnapshotIndex:
         """Write the resident entry of a prefix and return the slot it displaces."""
         self.reserve_entry()
         flags = SIBLING if sibling else 0
-        displaced = self._kernels["register"](self.arrays.header, tokens, adapter, slot, session, flags)
+        displaced, was_spilled, key = self._kernels["register"](
+            self.arrays.header, tokens, adapter, slot, session, flags
+        )
+        if was_spilled:
+            self.dead_keys[to_unsigned(key)] = None
         return displaced if displaced >= 0 else None
 
     def register_tail(self, tokens: Ids, slot: int, session: int, adapter: int) -> list[int]:
         """Write a session's tail in place of its earlier tail and siblings, and return the slots they give up."""
         self.reserve_entry()
         slots = np.empty(len(self) + 1, np.int64)
-        num_slots = self._kernels["register_tail"](self.arrays.header, tokens, adapter, slot, session, slots)
+        keys = np.empty(len(self) + 1, np.int64)
+        num_slots, num_keys = self._kernels["register_tail"](
+            self.arrays.header, tokens, adapter, slot, session, slots, keys
+        )
+        for key in keys[:num_keys].tolist():
+            self.dead_keys[to_unsigned(key)] = None
         displaced: list[int] = slots[:num_slots].tolist()
         return displaced
+
+    def drop_adapter(self, adapter: int, drop: Callable[..., Any]) -> tuple[list[int], list[int]]:
+        """Remove every entry of an adapter and return the slots and the spilled keys."""
+        slots = np.empty(len(self), np.int64)
+        keys = np.empty(len(self), np.int64)
+        num_slots, num_keys = drop(self.arrays.header, adapter, slots, keys)
+        return slots[:num_slots].tolist(), [to_unsigned(key) for key in keys[:num_keys].tolist()]
+
+    def clear(self) -> tuple[list[int], list[int]]:
+        """Remove every entry and return the slots and the spilled keys."""
+        entries = self.arrays.entries[: len(self)]
+        is_spilled = entries["flags"] & SPILLED != 0
+        slots: list[int] = entries["slot"][~is_spilled].tolist()
+        keys: list[int] = entries["key"][is_spilled].tolist()
+        self.arrays.clear()
+        return slots, keys
 
     def evict_lru(self) -> int | None:
         """Remove the victim and return its slot."""
@@ -105,6 +132,8 @@ class SnapshotIndex:
         if slot < 0:
             return None
         if spilled:
+            # What is stored under the key from now on is alive again.
+            self.dead_keys.pop(to_unsigned(key), None)
             return Spill(slot, to_unsigned(key), depth, to_unsigned(check))
         return Drop(slot, depth)
 

@@ -25,7 +25,7 @@ _compiled: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 CACHE_DIRECTORY_VARIABLES = ("METRALE_CACHE_DIR", "NUMBA_CACHE_DIR")
 # Kernels that make scratch arrays, for which they need Numba's runtime.
-_ALLOCATING = frozenset({"evict_lru", "evict_to_tier", "check_index"})
+_ALLOCATING = frozenset({"evict_lru", "evict_to_tier", "check_index", "check_pool"})
 # Settings of Numba that change the code it makes but are no part of its cache's key.
 _CODE_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES", "DISABLE_INTEL_SVML")
 
@@ -34,11 +34,11 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
     """Every kernel with the types of its arguments, by the occasion at which it is first needed."""
     from numba import types
 
-    from metrale_numba.kernels import eviction, hashing, integrity, snapshots, tables, tree
+    from metrale_numba.kernels import eviction, hashing, insertion, integrity, snapshots, tables, tree
 
     number = types.int64
     real = types.float64
-    header = slots = types.Array(types.int64, 1, "C")
+    header = numbers = types.Array(types.int64, 1, "C")
     ids = types.Array(types.uint32, 1, "C")
     words = types.Array(types.uint64, 1, "C")
     return {
@@ -47,17 +47,26 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
             "rehash": (tables.rehash, (words, words)),
             "peek": (tree.peek, (header, ids, number)),
             "pin": (tree.pin, (header, ids, ids, number)),
-            "lookup": (tree.lookup, (header, ids, ids, ids, number, number)),
-            "insert": (tree.insert, (header, ids, ids, ids, ids, ids, ids, number, number)),
-            "release": (tree.release, (header, ids, number, number)),
+            "lookup": (tree.lookup, (header, ids, ids, ids, number, number, number)),
+            "insert": (insertion.insert, (header, ids, ids, ids, ids, ids, ids, number, number)),
+            "release": (tree.release, (header, ids, number, number, number)),
             "evict": (eviction.evict, (header, number, ids, ids)),
             "register": (snapshots.register, (header, ids, number, number, number, number)),
-            "register_tail": (snapshots.register_tail, (header, ids, number, number, number, slots)),
+            "register_tail": (snapshots.register_tail, (header, ids, number, number, number, numbers, numbers)),
             "evict_lru": (snapshots.evict_lru, (header, real)),
             "evict_to_tier": (snapshots.evict_to_tier, (header, number, real)),
             "evict_slot": (snapshots.evict_slot, (header, number)),
             "promote": (snapshots.promote, (header, number, number, number, number)),
             "forget": (snapshots.forget, (header, number)),
+        },
+        "adapters": {
+            "count_nodes": (eviction.count_nodes, (header, number)),
+            "count_missing": (insertion.count_missing, (header, ids, number, number)),
+            "guard": (tree.guard, (header, ids, number, number, number)),
+            "evict_from": (eviction.evict_from, (header, number, number, number, ids, ids, numbers, words)),
+            "drop_forest": (eviction.drop_forest, (header, number, ids, ids, number, number)),
+            "count_by_adapter": (eviction.count_by_adapter, (header, numbers, numbers)),
+            "drop_adapter": (snapshots.drop_adapter, (header, number, numbers, numbers)),
         },
         "integrity": {
             "check_pool": (integrity.check_pool, (header,)),

@@ -1,8 +1,7 @@
-"""The eviction order: a heap of the nodes that could go now, over all block sizes, the oldest stamp first.
+"""Eviction: of the oldest candidates of all, of one adapter's, or of a whole forest whether held or not.
 
-A candidate is a node without children that no sequence holds. A node enters and leaves the heap at the
-moment it becomes or stops being one, so nothing stale is ever sorted out and no call scans. Each candidate
-keeps its place in the heap. The heap always has room for every row there is.
+The order is that of the heap in :mod:`metrale_numba.kernels.candidates`. Lists of blocks go out in the
+order in which nodes were removed, so a child always comes before its parent.
 """
 
 from __future__ import annotations
@@ -10,157 +9,33 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from metrale_numba.kernels.hashing import table_hash
+from metrale_numba.kernels.candidates import remove_at, update_candidate
 from metrale_numba.kernels.layout import (
+    CHILDREN,
     NONE,
     POOL_FIELDS,
-    POOL_FREE,
+    POOL_FIRST_ROOT,
     POOL_LINKS,
     POOL_NODES,
-    POOL_NUM_FREE,
     POOL_NUM_NODES,
     POOL_NUM_ROOTS,
-    POOL_NUM_SUFFIXES,
     POOL_NUMBER,
     POOL_ROWS,
-    POOL_SUFFIX_FREE,
-    POOL_SUFFIX_ROWS,
-    POOL_SUFFIXES,
-    POOL_TABLE,
-    POOL_TABLE_SIZE,
-    ROOT,
+    POOL_SHARED,
+    SHARED_FIELDS,
     SHARED_HEAP_NODES,
     SHARED_HEAP_ROWS,
     SHARED_HEAP_SIZE,
     SHARED_HEAP_STAMPS,
-    SHARED_MULTIPLIER,
-    SHARED_NUM_NODES,
     SHARED_NUM_POOLS,
-    SHARED_NUM_SUFFIXES,
     SHARED_POOLS,
 )
-from metrale_numba.kernels.memory import int64_view, link_view, node_view, suffix_view, uint64_view
-from metrale_numba.kernels.tables import remove_row
+from metrale_numba.kernels.memory import int64_view, link_view, node_view, uint64_view
+from metrale_numba.kernels.removal import remove_leaf
+from metrale_numba.kernels.walk import find_root
 
-# Four children share a cache line of stamps, and a heap of a million is ten levels deep.
-_ARITY = 4
 _HALF_WORD = np.uint64(32)
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
-
-
-@register_jitable(forceinline=True)
-def _put(shared, stamps, nodes, place, stamp, node):
-    stamps[place] = stamp
-    nodes[place] = node
-    pools = int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])
-    pool = int64_view(pools[np.int64(node >> _HALF_WORD)], POOL_FIELDS)
-    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
-    links[np.int64(node & _LOW_HALF)].place = np.uint32(place)
-
-
-@register_jitable
-def _settle(shared, stamps, nodes, place, stamp, node):
-    """Put a candidate where it belongs, given that `place` is free and the rest is in order."""
-    start = place
-    while place > 0:
-        above = (place - 1) // _ARITY
-        if stamps[above] <= stamp:
-            break
-        _put(shared, stamps, nodes, place, stamps[above], nodes[above])
-        place = above
-    if place == start:
-        size = shared[SHARED_HEAP_SIZE]
-        while True:
-            below = place * _ARITY + 1
-            if below >= size:
-                break
-            least = below
-            for other in range(below + 1, min(below + _ARITY, size)):
-                if stamps[other] < stamps[least]:
-                    least = other
-            if stamps[least] >= stamp:
-                break
-            _put(shared, stamps, nodes, place, stamps[least], nodes[least])
-            place = least
-    _put(shared, stamps, nodes, place, stamp, node)
-
-
-@register_jitable
-def _remove_at(shared, place):
-    stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
-    nodes = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
-    last = shared[SHARED_HEAP_SIZE] - 1
-    shared[SHARED_HEAP_SIZE] = last
-    if place != last:
-        _settle(shared, stamps, nodes, place, stamps[last], nodes[last])
-
-
-@register_jitable
-def update_candidate(shared, pool, nodes, links, row):
-    """Bring a node's standing as a candidate up to date after its count, stamp or children changed."""
-    place = np.int64(links[row].place)
-    if nodes[row].children == np.uint32(0) and nodes[row].count <= np.uint32(1):
-        stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
-        heap = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
-        if place == NONE:
-            place = shared[SHARED_HEAP_SIZE]
-            shared[SHARED_HEAP_SIZE] = place + 1
-        node = (np.uint64(pool[POOL_NUMBER]) << _HALF_WORD) | np.uint64(row)
-        _settle(shared, stamps, heap, place, nodes[row].stamp, node)
-    elif place != NONE:
-        links[row].place = np.uint32(NONE)
-        _remove_at(shared, place)
-
-
-@register_jitable
-def free_suffix(shared, pool, links, row):
-    """Take the partial suffix off a node that has one and return its block and disk id."""
-    suffixes = suffix_view(pool[POOL_SUFFIXES], pool[POOL_SUFFIX_ROWS])
-    suffix = np.int64(links[row].suffix)
-    block = np.int64(suffixes[suffix].block)
-    disk = np.int64(suffixes[suffix].disk)
-    links[row].suffix = np.uint32(NONE)
-    suffixes[suffix].node = np.uint32(NONE)
-    suffixes[suffix].block = np.uint32(pool[POOL_SUFFIX_FREE] & NONE)
-    pool[POOL_SUFFIX_FREE] = suffix
-    pool[POOL_NUM_SUFFIXES] -= 1
-    shared[SHARED_NUM_SUFFIXES] -= 1
-    return block, disk
-
-
-@register_jitable(forceinline=True)
-def _free_row(shared, pool, nodes, row):
-    """Take a row out of the table and put it on the free list."""
-    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
-    remove_row(table, table_hash(nodes[row].state, np.uint64(shared[SHARED_MULTIPLIER])), row)
-    nodes[row].parent = np.uint32(NONE)
-    nodes[row].block = np.uint32(pool[POOL_FREE] & NONE)
-    pool[POOL_FREE] = row
-    pool[POOL_NUM_FREE] += 1
-
-
-@register_jitable(forceinline=True)
-def _unlink(shared, pool, nodes, links, row):
-    """Free a node without children and return its parent, or -1 if that was a root and now is empty and gone."""
-    parent = np.int64(nodes[row].parent)
-    before = links[row].previous_sibling
-    after = links[row].next_sibling
-    if before == np.uint32(NONE):
-        links[parent].first_child = after
-    else:
-        links[np.int64(before)].next_sibling = after
-    if after != np.uint32(NONE):
-        links[np.int64(after)].previous_sibling = before
-    nodes[parent].children -= np.uint32(1)
-    _free_row(shared, pool, nodes, row)
-    pool[POOL_NUM_NODES] -= 1
-    shared[SHARED_NUM_NODES] -= 1
-    if nodes[parent].parent == np.uint32(ROOT):
-        if nodes[parent].children == np.uint32(0):
-            _free_row(shared, pool, nodes, parent)
-            pool[POOL_NUM_ROOTS] -= 1
-        return np.int64(-1)
-    return parent
 
 
 def evict(shared, num_blocks, blocks_out, disks_out):
@@ -173,30 +48,19 @@ def evict(shared, num_blocks, blocks_out, disks_out):
     num_disks = np.int64(0)
     num_empty = np.int64(0)
     pools = int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])
+    stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
+    heap = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
     while num_out < num_blocks and shared[SHARED_HEAP_SIZE] > 0:
-        stamps = int64_view(shared[SHARED_HEAP_STAMPS], shared[SHARED_HEAP_ROWS])
-        heap = uint64_view(shared[SHARED_HEAP_NODES], shared[SHARED_HEAP_ROWS])
-        number = np.int64(heap[0] >> _HALF_WORD)
+        pool = int64_view(pools[np.int64(heap[0] >> _HALF_WORD)], POOL_FIELDS)
         row = np.int64(heap[0] & _LOW_HALF)
-        pool = int64_view(pools[number], POOL_FIELDS)
         nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
         links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
-        _remove_at(shared, np.int64(0))
+        remove_at(shared, np.int64(0))
         while True:
-            blocks_out[num_out] = nodes[row].block
-            num_out += 1
-            if links[row].disk != np.uint32(NONE):
-                disks_out[num_disks] = links[row].disk
-                num_disks += 1
-            if links[row].suffix != np.uint32(NONE):
-                block, disk = free_suffix(shared, pool, links, row)
-                blocks_out[num_out] = np.uint32(block)
-                num_out += 1
-                if disk != NONE:
-                    disks_out[num_disks] = np.uint32(disk)
-                    num_disks += 1
-            row = _unlink(shared, pool, nodes, links, row)
-            if row < 0 or nodes[row].children != np.uint32(0) or nodes[row].count > np.uint32(1):
+            num_out, num_disks, row = remove_leaf(
+                shared, pool, nodes, links, row, blocks_out, num_out, disks_out, num_disks
+            )
+            if row < 0 or nodes[row].children & np.uint32(CHILDREN) != np.uint32(0) or nodes[row].count > np.uint32(1):
                 break
             # A sequence that drains never passes through the heap: its next block is older than the top.
             if num_out >= num_blocks or (shared[SHARED_HEAP_SIZE] > 0 and stamps[0] < nodes[row].stamp):
@@ -205,3 +69,144 @@ def evict(shared, num_blocks, blocks_out, disks_out):
         if pool[POOL_NUM_NODES] == 0:
             num_empty += 1
     return num_out, num_disks, num_empty
+
+
+@register_jitable
+def _sift_down(stamps, members, size, place):
+    """Restore the order of a plain binary heap below a place."""
+    while True:
+        below = 2 * place + 1
+        if below >= size:
+            return
+        if below + 1 < size and stamps[below + 1] < stamps[below]:
+            below += 1
+        if stamps[place] <= stamps[below]:
+            return
+        stamps[place], stamps[below] = stamps[below], stamps[place]
+        members[place], members[below] = members[below], members[place]
+        place = below
+
+
+@register_jitable
+def _collect_candidates(pool, nodes, links, root, stamps, members, size):
+    """Append the candidates of a forest to a list and return its length."""
+    number = np.uint64(pool[POOL_NUMBER]) << _HALF_WORD
+    row = root
+    while True:
+        if links[row].first_child != np.uint32(NONE):
+            row = np.int64(links[row].first_child)
+            continue
+        if nodes[row].count <= np.uint32(1):
+            stamps[size] = nodes[row].stamp
+            members[size] = number | np.uint64(row)
+            size += 1
+        while row != root and links[row].next_sibling == np.uint32(NONE):
+            row = np.int64(nodes[row].parent)
+        if row == root:
+            return size
+        row = np.int64(links[row].next_sibling)
+
+
+def count_nodes(shared, adapter):
+    """Nodes that an adapter has in all pools."""
+    pools = int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])
+    total = np.int64(0)
+    for number in range(shared[SHARED_NUM_POOLS]):
+        if pools[number] != 0:
+            pool = int64_view(pools[number], POOL_FIELDS)
+            nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+            root = find_root(pool, nodes, adapter)
+            if root >= 0:
+                total += np.int64(nodes[root].count)
+    return total
+
+
+def evict_from(shared, adapter, num_blocks, num_nodes, blocks_out, disks_out, stamps, members):
+    """Remove an adapter's oldest candidates until `num_blocks` blocks or `num_nodes` nodes are out, or none is left.
+
+    Collects them by a walk over the adapter's forests: the common heap knows nothing of adapters. `stamps` and
+    `members` are scratch space for as many candidates as the adapter has nodes. `blocks_out` has room for one
+    block more than asked, `disks_out` too unless no disk id was ever stored. Returns the numbers of blocks,
+    disk ids and nodes removed, and how many pools became empty.
+    """
+    pools = int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])
+    size = np.int64(0)
+    for number in range(shared[SHARED_NUM_POOLS]):
+        if pools[number] != 0:
+            pool = int64_view(pools[number], POOL_FIELDS)
+            nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+            links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+            root = find_root(pool, nodes, adapter)
+            if root >= 0:
+                size = _collect_candidates(pool, nodes, links, root, stamps, members, size)
+    for place in range(size // 2 - 1, -1, -1):
+        _sift_down(stamps, members, size, place)
+    num_out = np.int64(0)
+    num_disks = np.int64(0)
+    num_removed = np.int64(0)
+    num_empty = np.int64(0)
+    while size > 0 and num_out < num_blocks and num_removed < num_nodes:
+        pool = int64_view(pools[np.int64(members[0] >> _HALF_WORD)], POOL_FIELDS)
+        row = np.int64(members[0] & _LOW_HALF)
+        nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+        links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+        remove_at(shared, np.int64(links[row].place))
+        num_out, num_disks, parent = remove_leaf(
+            shared, pool, nodes, links, row, blocks_out, num_out, disks_out, num_disks
+        )
+        num_removed += 1
+        if pool[POOL_NUM_NODES] == 0:
+            num_empty += 1
+        if (
+            parent >= 0
+            and nodes[parent].children & np.uint32(CHILDREN) == np.uint32(0)
+            and nodes[parent].count <= np.uint32(1)
+        ):
+            update_candidate(shared, pool, nodes, links, parent)
+            stamps[0] = nodes[parent].stamp
+            members[0] = (np.uint64(pool[POOL_NUMBER]) << _HALF_WORD) | np.uint64(parent)
+        else:
+            size -= 1
+            stamps[0] = stamps[size]
+            members[0] = members[size]
+        _sift_down(stamps, members, size, np.int64(0))
+    return num_out, num_disks, num_removed, num_empty
+
+
+def drop_forest(pool, adapter, blocks_out, disks_out, num_out, num_disks):
+    """Remove every node of an adapter in one pool, held or not, and its root.
+
+    Both arrays have room for all that the adapter has, after the first `num_out` blocks and `num_disks` disk ids
+    that they hold already. Returns both numbers as they are then.
+    """
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+    row = find_root(pool, nodes, adapter)
+    if row < 0:
+        return num_out, num_disks
+    root = row
+    left = np.int64(nodes[root].count)
+    while left > 0:
+        while links[row].first_child != np.uint32(NONE):
+            row = np.int64(links[row].first_child)
+        if links[row].place != np.uint32(NONE):
+            remove_at(shared, np.int64(links[row].place))
+        num_out, num_disks, row = remove_leaf(
+            shared, pool, nodes, links, row, blocks_out, num_out, disks_out, num_disks
+        )
+        left -= 1
+        if row < 0:
+            row = root
+    return num_out, num_disks
+
+
+def count_by_adapter(pool, adapters_out, counts_out):
+    """List the adapters that have nodes in a pool, as many as it has roots, and how many each has."""
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+    row = pool[POOL_FIRST_ROOT]
+    for i in range(pool[POOL_NUM_ROOTS]):
+        adapters_out[i] = nodes[row].stamp
+        counts_out[i] = np.int64(nodes[row].count)
+        row = np.int64(links[row].next_sibling)

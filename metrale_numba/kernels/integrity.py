@@ -12,8 +12,10 @@ from numba.extending import register_jitable
 from metrale_numba.kernels.hashing import advance_check, advance_key, first_check, first_key, table_hash
 from metrale_numba.kernels.layout import (
     CHECK_GROUP,
+    CHILDREN,
     DEPTH_CLASSES,
     EMPTY_SLOT,
+    HAS_SUFFIX,
     INDEX_CLOCK,
     INDEX_DEPTH_BITS,
     INDEX_DEPTH_COUNTS,
@@ -28,6 +30,7 @@ from metrale_numba.kernels.layout import (
     NONE,
     POOL_BLOCK_SIZE,
     POOL_FIELDS,
+    POOL_FIRST_ROOT,
     POOL_FREE,
     POOL_LINKS,
     POOL_NODES,
@@ -152,11 +155,11 @@ def _check_children(pool, nodes, links, row, ordered):
         if ordered and before != _NO_ROW and nodes[np.int64(child)].stamp >= nodes[np.int64(before)].stamp:
             return 17, np.int64(child)
         length += 1
-        if length > np.int64(nodes[row].children):
+        if length > np.int64(nodes[row].children & np.uint32(CHILDREN)):
             break
         before = child
         child = links[np.int64(child)].next_sibling
-    if length != np.int64(nodes[row].children):
+    if length != np.int64(nodes[row].children & np.uint32(CHILDREN)):
         return 8, row
     return 0, np.int64(0)
 
@@ -254,7 +257,7 @@ def _check_suffix_rows(pool, suffixes, attached):
 @register_jitable
 def _check_candidate(shared, pool, nodes, links, row):
     place = np.int64(links[row].place)
-    is_candidate = nodes[row].children == np.uint32(0) and nodes[row].count <= np.uint32(1)
+    is_candidate = nodes[row].children & np.uint32(CHILDREN) == np.uint32(0) and nodes[row].count <= np.uint32(1)
     if is_candidate != (place != NONE):
         return 22, row
     if is_candidate:
@@ -281,11 +284,71 @@ def _check_node(shared, pool, nodes, links, row, clock):
         return 16, row
     if nodes[row].block == _NO_ROW:
         return 18, row
+    if links[row].root != links[parent].root:
+        return 34, row
+    if (nodes[row].children & np.uint32(HAS_SUFFIX) != np.uint32(0)) != (links[row].suffix != _NO_ROW):
+        return 35, row
     return _check_candidate(shared, pool, nodes, links, row)
 
 
+@register_jitable
+def _check_roots(pool, nodes, links):
+    """The list of roots, and that each counts the nodes of its forest."""
+    counted = np.zeros(pool[POOL_USED], np.int64)
+    for row in range(pool[POOL_USED]):
+        if nodes[row].parent < np.uint32(ROOT):
+            counted[np.int64(links[row].root)] += 1
+    length = np.int64(0)
+    before = _NO_ROW
+    root = np.uint32(pool[POOL_FIRST_ROOT])
+    while root != _NO_ROW:
+        row = np.int64(root)
+        if row >= pool[POOL_USED] or nodes[row].parent != np.uint32(ROOT) or links[row].previous_sibling != before:
+            return 36, row
+        length += 1
+        if length > pool[POOL_NUM_ROOTS]:
+            return 36, row
+        if links[row].root != root or np.int64(nodes[row].count) != counted[row]:
+            return 37, row
+        before = root
+        root = links[row].next_sibling
+    if length != pool[POOL_NUM_ROOTS]:
+        return 36, length
+    return 0, np.int64(0)
+
+
+@register_jitable
+def _check_rows_alone(shared, pool, nodes, links, suffixes):
+    """What can be said of each row by itself and its parent; also the candidates, suffixes and evictable blocks."""
+    num_candidates = np.int64(0)
+    num_suffixes = np.int64(0)
+    num_evictable = np.int64(0)
+    for row in range(pool[POOL_USED]):
+        if nodes[row].parent == _NO_ROW:
+            continue
+        if nodes[row].parent == np.uint32(ROOT):
+            if nodes[row].children == np.uint32(0):
+                return 5, np.int64(row), num_candidates, num_suffixes, num_evictable
+            continue
+        fault, where = _check_node(shared, pool, nodes, links, row, shared[SHARED_CLOCK])
+        if fault != 0:
+            return fault, where, num_candidates, num_suffixes, num_evictable
+        if links[row].place != _NO_ROW:
+            num_candidates += 1
+        if nodes[row].count <= np.uint32(1):
+            num_evictable += 1
+        if links[row].suffix != _NO_ROW:
+            num_suffixes += 1
+            if nodes[row].count <= np.uint32(1):
+                num_evictable += 1
+            fault, where = _check_suffix(pool, links, suffixes, row)
+            if fault != 0:
+                return fault, where, num_candidates, num_suffixes, num_evictable
+    return 0, np.int64(0), num_candidates, num_suffixes, num_evictable
+
+
 def check_pool(pool):
-    """The first fault in the nodes of one block size, its row, and the number of candidates."""
+    """The first fault in the nodes of one block size, its row, and the numbers of candidates and evictable blocks."""
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     block_size = pool[POOL_BLOCK_SIZE]
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
@@ -294,47 +357,33 @@ def check_pool(pool):
     suffixes = suffix_view(pool[POOL_SUFFIXES], pool[POOL_SUFFIX_ROWS])
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     ordered = shared[SHARED_PARTIAL_TAILS] != 0
-    num_candidates = np.int64(0)
-    num_suffixes = np.int64(0)
     fault, where = _check_rows(pool, nodes)
     if fault != 0:
-        return fault, where, num_candidates
-    for row in range(pool[POOL_USED]):
-        if nodes[row].parent == _NO_ROW:
-            continue
-        if nodes[row].parent == np.uint32(ROOT):
-            if nodes[row].children == np.uint32(0):
-                return 5, np.int64(row), num_candidates
-        else:
-            fault, where = _check_node(shared, pool, nodes, links, row, shared[SHARED_CLOCK])
-            if fault != 0:
-                return fault, where, num_candidates
-            if links[row].place != _NO_ROW:
-                num_candidates += 1
-            if links[row].suffix != _NO_ROW:
-                num_suffixes += 1
-                fault, where = _check_suffix(pool, links, suffixes, row)
-                if fault != 0:
-                    return fault, where, num_candidates
+        return fault, where, np.int64(0), np.int64(0)
+    fault, where, num_candidates, num_suffixes, num_evictable = _check_rows_alone(shared, pool, nodes, links, suffixes)
+    if fault != 0:
+        return fault, where, num_candidates, num_evictable
     for row in range(pool[POOL_USED]):
         if nodes[row].parent == _NO_ROW:
             continue
         fault, where = _check_children(pool, nodes, links, row, ordered)
         if fault != 0:
-            return fault, where, num_candidates
+            return fault, where, num_candidates, num_evictable
     fault, where = _check_reachable(pool, nodes, links)
     if fault != 0:
-        return fault, where, num_candidates
+        return fault, where, num_candidates, num_evictable
     for row in range(pool[POOL_USED]):
         if nodes[row].parent == _NO_ROW:
             continue
         fault, where = _check_hashes(pool, nodes, links, chunks, table, row)
         if fault != 0:
-            return fault, where, num_candidates
+            return fault, where, num_candidates, num_evictable
     if _num_used(table) != pool[POOL_NUM_NODES] + pool[POOL_NUM_ROOTS]:
-        return 13, _num_used(table), num_candidates
+        return 13, _num_used(table), num_candidates, num_evictable
     fault, where = _check_suffix_rows(pool, suffixes, num_suffixes)
-    return fault, where, num_candidates
+    if fault == 0:
+        fault, where = _check_roots(pool, nodes, links)
+    return fault, where, num_candidates, num_evictable
 
 
 def check_heap(shared, num_candidates):

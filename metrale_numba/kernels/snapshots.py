@@ -21,6 +21,7 @@ from metrale_numba.kernels.layout import (
     INDEX_ENTRIES,
     INDEX_EVICTIONS_SINCE_LOOKUP,
     INDEX_HERMETIC,
+    INDEX_LEASED_ADAPTER,
     INDEX_LEASED_SESSION,
     INDEX_LEGACY,
     INDEX_MULTIPLIER,
@@ -143,8 +144,8 @@ def _remove(index, row):
 def _write(index, tokens, adapter, slot, session, flags):
     """Write the resident entry of a prefix, over the one with its key or as the last.
 
-    Returns the slot that the earlier entry gives up (-1 if it was spilled, or holds the slot now given), and
-    whether the entry is new.
+    Returns the slot that the earlier entry gives up (-1 if it was spilled, or holds the slot now given),
+    whether the entry is new, whether the earlier one was spilled and so leaves bytes behind, and the key.
     """
     adapter_bits = np.uint64(adapter)
     powers = uint64_view(index[INDEX_POWERS], CHECK_GROUP + 1)
@@ -155,6 +156,7 @@ def _write(index, tokens, adapter, slot, session, flags):
     row = _find(index, key)
     is_new = row < 0
     displaced = np.int64(-1)
+    was_spilled = np.int64(0)
     if is_new:
         row = index[INDEX_SIZE]
         index[INDEX_SIZE] = row + 1
@@ -163,6 +165,7 @@ def _write(index, tokens, adapter, slot, session, flags):
     else:
         _count_depth(index, entries[row].depth, -1)
         if entries[row].flags & _SPILLED != np.uint32(0):
+            was_spilled = np.int64(1)
             _add_resident(index, entries, row)
         elif entries[row].slot != slot:
             displaced = entries[row].slot
@@ -176,23 +179,28 @@ def _write(index, tokens, adapter, slot, session, flags):
     entries[row].depth = depth
     entries[row].stamp = index[INDEX_CLOCK]
     entries[row].flags = np.uint32(flags)
-    return displaced, is_new
+    return displaced, is_new, was_spilled, np.int64(key)
 
 
 def register(index, tokens, adapter, slot, session, flags):
-    """Write a snapshot that is no tail; `flags` is 0 or SIBLING. Returns the slot given up, or -1."""
-    displaced, is_new = _write(index, tokens, adapter, slot, session, flags)
+    """Write a snapshot that is no tail; `flags` is 0 or SIBLING.
+
+    Returns the slot given up, or -1; whether the key's stored bytes are garbage now; and the key.
+    """
+    displaced, is_new, was_spilled, key = _write(index, tokens, adapter, slot, session, flags)
     if is_new:
         index[STAT_SAVES] += 1
-    return displaced
+    return displaced, was_spilled, key
 
 
-def register_tail(index, tokens, adapter, slot, session, slots_out):
+def register_tail(index, tokens, adapter, slot, session, slots_out, keys_out):
     """Write a session's tail in place of its earlier tail and siblings.
 
-    `slots_out` has room for one slot more than there are entries. Returns how many slots were given up.
+    `slots_out` and `keys_out` have room for one more than there are entries. Returns how many slots were given
+    up, and how many keys have stored bytes that are garbage now.
     """
     num_out = np.int64(0)
+    num_keys = np.int64(0)
     if session != 0:
         entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
         row = np.int64(0)
@@ -200,31 +208,65 @@ def register_tail(index, tokens, adapter, slot, session, slots_out):
         while row < index[INDEX_SIZE]:
             flags = entries[row].flags
             if flags & _TAIL_OR_SIBLING != np.uint32(0) and entries[row].session == np.uint64(session):
-                if flags & _SPILLED == np.uint32(0) and entries[row].slot != slot:
+                if flags & _SPILLED != np.uint32(0):
+                    keys_out[num_keys] = np.int64(entries[row].key)
+                    num_keys += 1
+                elif entries[row].slot != slot:
                     slots_out[num_out] = entries[row].slot
                     num_out += 1
                 _remove(index, row)
             else:
                 row += 1
-    displaced, _ = _write(index, tokens, adapter, slot, session, TAIL)
+    displaced, _, was_spilled, key = _write(index, tokens, adapter, slot, session, TAIL)
     if displaced >= 0:
         slots_out[num_out] = displaced
         num_out += 1
-    return num_out
+    if was_spilled != 0:
+        keys_out[num_keys] = key
+        num_keys += 1
+    return num_out, num_keys
+
+
+def drop_adapter(index, adapter, slots_out, keys_out):
+    """Remove every entry of an adapter; a lease that a look-up under it took ends.
+
+    Both arrays have room for one more than there are entries. Returns the numbers of slots and of spilled keys.
+    """
+    num_slots = np.int64(0)
+    num_keys = np.int64(0)
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    row = np.int64(0)
+    while row < index[INDEX_SIZE]:
+        if entries[row].adapter != np.uint64(adapter):
+            row += 1
+            continue
+        if entries[row].flags & _SPILLED != np.uint32(0):
+            keys_out[num_keys] = np.int64(entries[row].key)
+            num_keys += 1
+        else:
+            slots_out[num_slots] = entries[row].slot
+            num_slots += 1
+        _remove(index, row)
+    if index[INDEX_LEASED_ADAPTER] == adapter:
+        index[INDEX_LEASED_SESSION] = 0
+    return num_slots, num_keys
 
 
 @register_jitable
-def deepest_snapshot(index, nodes, links, block_size, root, path, num_blocks, tokens, matched_tokens, session):
-    """The deepest entry on a matched path that the session may use, stamped and counted.
+def deepest_snapshot(
+    index, nodes, links, block_size, root, path, num_blocks, tokens, matched_tokens, session, adapter, record
+):
+    """The deepest entry on a matched path that the session may use, stamped and, if `record` is not 0, counted.
 
     `path` holds the rows of the matched full blocks. The nodes keep both hashes at their ends, so only
     the tokens between a block's end and a depth that exists in the index are hashed. Returns the slot, the
     depth, the flags (-1 for no snapshot), the key and the check hash.
     """
-    if session != 0:
+    if record != 0 and session != 0:
         index[INDEX_LEASED_SESSION] = session
+        index[INDEX_LEASED_ADAPTER] = adapter
         index[INDEX_EVICTIONS_SINCE_LOOKUP] = 0
-    index[STAT_LOOKUPS] += 1
+    index[STAT_LOOKUPS] += record
     entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     bits = uint64_view(index[INDEX_DEPTH_BITS], DEPTH_CLASSES // _WORD_BITS)
     powers = uint64_view(index[INDEX_POWERS], CHECK_GROUP + 1)
@@ -252,11 +294,11 @@ def deepest_snapshot(index, nodes, links, block_size, root, path, num_blocks, to
                 continue
             index[INDEX_CLOCK] += 1
             entries[row].stamp = index[INDEX_CLOCK]
-            index[STAT_HITS] += 1
-            index[STAT_ANCHOR_DEPTH_SUM] += depth
-            index[STAT_RECOMPUTE_TOKENS_ON_HIT] += matched_tokens - depth
+            index[STAT_HITS] += record
+            index[STAT_ANCHOR_DEPTH_SUM] += record * depth
+            index[STAT_RECOMPUTE_TOKENS_ON_HIT] += record * (matched_tokens - depth)
             if entries[row].flags & _SPILLED != np.uint32(0):
-                index[STAT_TIER_HITS] += 1
+                index[STAT_TIER_HITS] += record
             return (
                 entries[row].slot,
                 depth,
@@ -265,7 +307,7 @@ def deepest_snapshot(index, nodes, links, block_size, root, path, num_blocks, to
                 np.int64(entries[row].check),
             )
         top = bottom - 1
-    index[STAT_RECOMPUTE_TOKENS_ON_MISS] += matched_tokens
+    index[STAT_RECOMPUTE_TOKENS_ON_MISS] += record * matched_tokens
     nothing = np.int64(-1)
     return nothing, nothing, nothing, nothing, nothing
 

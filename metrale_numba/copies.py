@@ -1,0 +1,233 @@
+"""Copies of a cache: its whole state as plain arrays and numbers, and as a file that holds nothing executable.
+
+A file is a short header (magic, format version, length, checksum) and a NumPy archive without pickles. It is
+written beside its goal and moved there when it is whole. Reading trusts nothing: length, checksum, types,
+shapes and every index are checked before a cache is built on them, and the cache then checks its integrity.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import struct
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from metrale_numba.errors import CacheFileError
+from metrale_numba.kernels import layout
+
+Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+
+FORMAT_VERSION: Final = 1
+_MAGIC: Final = b"METRALE\0"
+# Magic, format version, length of the archive, BLAKE2b of version, length and archive.
+_HEADER: Final = struct.Struct("<8sIQ32s")
+
+_POOL_TYPES: Final = {
+    "header": np.dtype(np.int64),
+    "nodes": layout.NODE,
+    "links": layout.LINK,
+    "tokens": np.dtype(np.uint32),
+    "disks": np.dtype(np.uint32),
+    "table": np.dtype(np.uint64),
+    "suffixes": layout.SUFFIX,
+    "suffix_tokens": np.dtype(np.uint32),
+}
+_SHARED_TYPES: Final = {
+    "header": np.dtype(np.int64),
+    "heap_stamps": np.dtype(np.int64),
+    "heap_nodes": np.dtype(np.uint64),
+}
+_INDEX_TYPES: Final = {
+    "header": np.dtype(np.int64),
+    "entries": layout.ENTRY,
+    "residents": np.dtype(np.uint32),
+    "table": np.dtype(np.uint64),
+    "depth_counts": np.dtype(np.uint32),
+    "depth_bits": np.dtype(np.uint64),
+}
+
+
+def _checksum(version: int, archive: bytes | memoryview) -> bytes:
+    digest = hashlib.blake2b(struct.pack("<IQ", version, len(archive)), digest_size=32)
+    digest.update(archive)
+    return digest.digest()
+
+
+def write_file(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Arrays) -> None:
+    """Write a file in one step: whoever reads `path`, at any moment, finds the earlier file or this one, whole.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written; the earlier file is untouched then.
+    """
+    target = Path(path)
+    archive = io.BytesIO()
+    text = json.dumps(meta).encode()
+    np.savez(archive, allow_pickle=False, meta=np.frombuffer(text, np.uint8), **arrays)
+    content = archive.getbuffer()
+    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, len(content), _checksum(FORMAT_VERSION, content))
+    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(header)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+    # The file's content is on the disk; let its name be there, too.
+    directory = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Arrays]:
+    """Read what :func:`write_file` wrote.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    CacheFileError
+        If it is foreign, of a newer format, shorter or longer than it says, or damaged.
+    """
+    content = Path(path).read_bytes()
+    if len(content) < _HEADER.size or not content.startswith(_MAGIC):
+        raise CacheFileError(f"{os.fspath(path)} is not a saved cache")
+    _, version, length, checksum = _HEADER.unpack_from(content)
+    if version > FORMAT_VERSION:
+        raise CacheFileError(
+            f"{os.fspath(path)} is of format {version}, newer than {FORMAT_VERSION}, the newest that is known here"
+        )
+    archive = memoryview(content)[_HEADER.size :]
+    if len(archive) != length:
+        raise CacheFileError(f"{os.fspath(path)} has {len(archive)} bytes of content where {length} were written")
+    if _checksum(version, archive) != checksum:
+        raise CacheFileError(f"{os.fspath(path)} is damaged: its checksum is not that of its content")
+    try:
+        with np.load(io.BytesIO(archive), allow_pickle=False) as loaded:
+            arrays = {name: loaded[name] for name in loaded.files}
+        meta = json.loads(arrays.pop("meta").tobytes())
+    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        raise CacheFileError(f"{os.fspath(path)} cannot be read as a saved cache: {error}") from error
+    if not isinstance(meta, dict):
+        raise CacheFileError(f"{os.fspath(path)} cannot be read as a saved cache: its description is no object")
+    return meta, arrays
+
+
+def flatten(state: Mapping[str, Any]) -> Arrays:
+    """Put the arrays of a state under one name each."""
+    arrays = {f"shared/{name}": array for name, array in state["shared"].items()}
+    arrays |= {f"index/{name}": array for name, array in state["index"].items()}
+    for block_size, pool in state["pools"].items():
+        arrays |= {f"pool/{block_size}/{name}": array for name, array in pool.items()}
+    return arrays
+
+
+def unflatten(arrays: Arrays, block_sizes: list[int]) -> dict[str, Any]:
+    """Take the arrays of a state apart, with types, shapes and every index checked.
+
+    Raises
+    ------
+    CacheFileError
+        If an array is missing, of another type or shape, or points outside another.
+    """
+    shared = _take(arrays, "shared/", _SHARED_TYPES)
+    index = _take(arrays, "index/", _INDEX_TYPES)
+    pools = {block_size: _take(arrays, f"pool/{block_size}/", _POOL_TYPES) for block_size in block_sizes}
+    _require(shared["header"].shape == (layout.SHARED_FIELDS,), "shared/header")
+    _require(shared["heap_stamps"].shape == shared["heap_nodes"].shape, "shared/heap_nodes")
+    numbers = []
+    for block_size, pool in pools.items():
+        _check_pool(pool, block_size)
+        numbers.append(int(pool["header"][layout.POOL_NUMBER]))
+    _require(len(set(numbers)) == len(numbers) and all(0 <= number < 2**20 for number in numbers), "pool numbers")
+    _check_heap(shared, pools)
+    _check_index(index)
+    return {"shared": shared, "index": index, "pools": pools}
+
+
+def _take(arrays: Arrays, prefix: str, types: Mapping[str, np.dtype[Any]]) -> Arrays:
+    taken = {}
+    for name, dtype in types.items():
+        array = arrays.get(prefix + name)
+        _require(array is not None and array.dtype == dtype and array.flags.c_contiguous, prefix + name)
+        taken[name] = array
+    return taken  # type: ignore[return-value]
+
+
+def _require(holds: object, what: str) -> None:
+    if not holds:
+        raise CacheFileError(f"the saved cache's {what} cannot be right")
+
+
+def _rows_or_none(rows: npt.NDArray[Any], size: int) -> bool:
+    """Whether each is a row below `size` or NONE."""
+    return bool(((rows < size) | (rows == layout.NONE)).all())
+
+
+def _table_rows(table: npt.NDArray[np.uint64], size: int) -> bool:
+    """Whether a table has a free slot, and each used one names a row below `size`."""
+    used = table[table != layout.EMPTY_SLOT]
+    return used.size < table.size and bool(((used & np.uint64(layout.NONE)) < size).all())
+
+
+def _check_pool(pool: Arrays, block_size: int) -> None:
+    header, nodes, links, suffixes = pool["header"], pool["nodes"], pool["links"], pool["suffixes"]
+    what = f"blocks of {block_size} tokens"
+    _require(header.shape == (layout.POOL_FIELDS,), what)
+    rows, suffix_rows = nodes.size, suffixes.size
+    _require(nodes.shape == links.shape == (rows,) and pool["tokens"].shape == (rows, block_size), what)
+    _require(suffixes.shape == (suffix_rows,), what)
+    _require(pool["suffix_tokens"].shape == (suffix_rows, block_size - 1), what)
+    _require(pool["disks"].shape in ((0,), (rows,)) and pool["table"].ndim == 1, what)
+    parents = nodes["parent"]
+    _require(((parents < rows) | (parents >= layout.ROOT)).all(), what)
+    _require(_rows_or_none(nodes["block"][parents == layout.NONE], rows), what)
+    for field in ("first_child", "next_sibling", "previous_sibling"):
+        _require(_rows_or_none(links[field][parents != layout.NONE], rows), what)
+    _require((links["root"][parents != layout.NONE] < rows).all(), what)
+    _require(_rows_or_none(links["suffix"][parents < layout.ROOT], suffix_rows), what)
+    _require(_rows_or_none(suffixes["node"], rows), what)
+    _require(_rows_or_none(suffixes["block"][suffixes["node"] == layout.NONE], suffix_rows), what)
+    _require((suffixes["length"][suffixes["node"] != layout.NONE] < block_size).all(), what)
+    _require(_table_rows(pool["table"], rows), what)
+    _require(-1 <= header[layout.POOL_FREE] < rows and -1 <= header[layout.POOL_SUFFIX_FREE] < suffix_rows, what)
+    first_root = header[layout.POOL_FIRST_ROOT]
+    _require(first_root == layout.NONE or 0 <= first_root < rows, what)
+
+
+def _check_heap(shared: Arrays, pools: Mapping[int, Arrays]) -> None:
+    rows = {int(pool["header"][layout.POOL_NUMBER]): pool["nodes"].size for pool in pools.values()}
+    numbers = shared["heap_nodes"] >> np.uint64(32)
+    members = shared["heap_nodes"] & np.uint64(layout.NONE)
+    _require(np.isin(numbers, list(rows)).all() if numbers.size else True, "order of eviction")
+    for number, size in rows.items():
+        _require((members[numbers == number] < size).all(), "order of eviction")
+    _require(numbers.size <= sum(rows.values()), "order of eviction")
+    _require(shared["header"][layout.SHARED_HEAP_SIZE] == numbers.size, "order of eviction")
+
+
+def _check_index(index: Arrays) -> None:
+    entries, residents = index["entries"], index["residents"]
+    what = "snapshot index"
+    _require(index["header"].shape == (layout.INDEX_FIELDS,), what)
+    _require(entries.ndim == residents.ndim == index["table"].ndim == 1 and residents.size <= entries.size, what)
+    _require((residents < entries.size).all() and (entries["depth"] >= 0).all(), what)
+    _require(_table_rows(index["table"], entries.size), what)
+    _require(index["depth_counts"].shape == (layout.DEPTH_CLASSES,), what)
+    _require(index["depth_bits"].shape == (layout.DEPTH_CLASSES // 64,), what)

@@ -1,0 +1,503 @@
+"""Owners of the arrays that `layout` describes: they make them, grow them, and give them back.
+
+An owner writes an array's address into its header whenever the array moves. Growing may fail with
+``MemoryError`` at any point and leaves everything usable and unchanged. Nothing here is compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from metrale_numba.kernels.layout import (
+    DEPTH_CLASSES,
+    EMPTY_SLOT,
+    ENTRY,
+    INDEX_CLOCK,
+    INDEX_DEPTH_BITS,
+    INDEX_DEPTH_COUNTS,
+    INDEX_ENTRIES,
+    INDEX_EVICTIONS_SINCE_LOOKUP,
+    INDEX_FIELDS,
+    INDEX_HERMETIC,
+    INDEX_LEASED_ADAPTER,
+    INDEX_LEASED_SESSION,
+    INDEX_LEGACY,
+    INDEX_MULTIPLIER,
+    INDEX_NUM_RESIDENTS,
+    INDEX_POWERS,
+    INDEX_RESIDENTS,
+    INDEX_ROWS,
+    INDEX_SIZE,
+    INDEX_STATS,
+    INDEX_TABLE,
+    INDEX_TABLE_SIZE,
+    INDEX_TAIL_LEASE_TTL,
+    INDEX_TAIL_PROTECT,
+    LINK,
+    NODE,
+    NONE,
+    POOL_BLOCK_SIZE,
+    POOL_DISK_ROWS,
+    POOL_DISKS,
+    POOL_FIELDS,
+    POOL_FIRST_ROOT,
+    POOL_FREE,
+    POOL_LINKS,
+    POOL_NODES,
+    POOL_NUM_FREE,
+    POOL_NUM_NODES,
+    POOL_NUM_ROOTS,
+    POOL_NUM_SUFFIXES,
+    POOL_NUMBER,
+    POOL_ROWS,
+    POOL_SHARED,
+    POOL_SUFFIX_FREE,
+    POOL_SUFFIX_ROWS,
+    POOL_SUFFIX_TOKENS,
+    POOL_SUFFIX_USED,
+    POOL_SUFFIXES,
+    POOL_TABLE,
+    POOL_TABLE_SIZE,
+    POOL_TOKENS,
+    POOL_USED,
+    ROOT,
+    SHARED_ADOPT_BLOCKS,
+    SHARED_CLOCK,
+    SHARED_FIELDS,
+    SHARED_HEAP_NODES,
+    SHARED_HEAP_ROWS,
+    SHARED_HEAP_SIZE,
+    SHARED_HEAP_STAMPS,
+    SHARED_HIT_TOKENS,
+    SHARED_HITS,
+    SHARED_MISSES,
+    SHARED_MULTIPLIER,
+    SHARED_NUM_EVICTABLE,
+    SHARED_NUM_NODES,
+    SHARED_NUM_POOLS,
+    SHARED_NUM_SUFFIXES,
+    SHARED_OVER_RELEASES,
+    SHARED_PARTIAL_TAILS,
+    SHARED_POOLS,
+    SHARED_POWERS,
+    SUFFIX,
+)
+
+Int64Array = npt.NDArray[np.int64]
+UInt64Array = npt.NDArray[np.uint64]
+UInt32Array = npt.NDArray[np.uint32]
+# Moves every slot of the first table into the second: `kernels.tables.rehash`, handed in since this module
+# is imported before anything is compiled.
+Rehash = Callable[[UInt64Array, UInt64Array], None]
+
+# What a restored header takes over from the saved one; addresses, sizes and settings are its own.
+_SHARED_KEPT = (
+    SHARED_HITS,
+    SHARED_MISSES,
+    SHARED_HIT_TOKENS,
+    SHARED_CLOCK,
+    SHARED_NUM_NODES,
+    SHARED_NUM_SUFFIXES,
+    SHARED_OVER_RELEASES,
+    SHARED_NUM_EVICTABLE,
+    SHARED_HEAP_SIZE,
+)
+_POOL_KEPT = (
+    POOL_FREE,
+    POOL_NUM_FREE,
+    POOL_NUM_NODES,
+    POOL_NUM_ROOTS,
+    POOL_FIRST_ROOT,
+    POOL_SUFFIX_FREE,
+    POOL_NUM_SUFFIXES,
+)
+_INDEX_KEPT = (
+    INDEX_CLOCK,
+    INDEX_LEASED_SESSION,
+    INDEX_LEASED_ADAPTER,
+    INDEX_EVICTIONS_SINCE_LOOKUP,
+    *range(INDEX_STATS, INDEX_FIELDS),
+)
+_POOL_ARRAYS = {
+    "nodes": POOL_NODES,
+    "links": POOL_LINKS,
+    "tokens": POOL_TOKENS,
+    "disks": POOL_DISKS,
+    "table": POOL_TABLE,
+    "suffixes": POOL_SUFFIXES,
+    "suffix_tokens": POOL_SUFFIX_TOKENS,
+}
+_INDEX_ARRAYS = {
+    "entries": INDEX_ENTRIES,
+    "residents": INDEX_RESIDENTS,
+    "table": INDEX_TABLE,
+    "depth_counts": INDEX_DEPTH_COUNTS,
+    "depth_bits": INDEX_DEPTH_BITS,
+}
+
+_FIRST_TOKENS = 1024
+_GROWTH = 1.25
+
+
+def table_size(rows: int) -> int:
+    """Slots for `rows` entries at a load of at most three quarters, never full."""
+    return rows + rows // 3 + 4
+
+
+def _resize(array: npt.NDArray[np.generic], rows: int, header: Int64Array, field: int) -> None:
+    """Lengthen an owned array in place by zeros (most often without a copy) and note where it is now.
+
+    Views made by kernels are gone by now, and no other part keeps one, so the reference check is off.
+    """
+    if rows > array.shape[0]:
+        array.resize((rows, *array.shape[1:]), refcheck=False)
+        header[field] = address_of(array)
+
+
+def address_of(array: npt.NDArray[np.generic]) -> int:
+    """Address of the first element; asked for when an array moves, never for each call."""
+    return int(array.ctypes.data)
+
+
+class SharedArrays:
+    """What the pools of one cache share: clock, counters, the heap of eviction candidates, the hash keys.
+
+    Parameters
+    ----------
+    powers : array of uint64, shape (CHECK_GROUP + 1,)
+        Powers of the secret base of the check hash.
+    multiplier : int
+        Secret odd number below 2**64 that places hashes in tables.
+    partial_tail_sharing, adopt_blocks : bool
+        Settings that kernels read.
+    """
+
+    __slots__ = ("_addresses", "_free_numbers", "header", "heap_nodes", "heap_stamps", "pools", "powers")
+
+    def __init__(self, powers: UInt64Array, multiplier: int, *, partial_tail_sharing: bool, adopt_blocks: bool) -> None:
+        self.header: Int64Array = np.zeros(SHARED_FIELDS, np.int64)
+        self.powers = powers
+        self.heap_stamps: Int64Array = np.zeros(0, np.int64)
+        self.heap_nodes: UInt64Array = np.zeros(0, np.uint64)
+        self.pools: dict[int, PoolArrays] = {}
+        self._addresses: Int64Array = np.zeros(1, np.int64)
+        self._free_numbers: list[int] = []
+        header = self.header
+        header[SHARED_POWERS] = address_of(powers)
+        header[SHARED_MULTIPLIER] = np.uint64(multiplier).astype(np.int64)
+        header[SHARED_PARTIAL_TAILS] = partial_tail_sharing
+        header[SHARED_ADOPT_BLOCKS] = adopt_blocks
+        header[SHARED_POOLS] = address_of(self._addresses)
+
+    def add_pool(self, block_size: int) -> PoolArrays:
+        """Make the empty pool of a block size that has none."""
+        if self._free_numbers:
+            number = self._free_numbers[-1]
+        else:
+            number = int(self.header[SHARED_NUM_POOLS])
+            if number == self._addresses.shape[0]:
+                _resize(self._addresses, 2 * number, self.header, SHARED_POOLS)
+        pool = PoolArrays(self, number, block_size)
+        if self._free_numbers:
+            self._free_numbers.pop()
+        else:
+            self.header[SHARED_NUM_POOLS] += 1
+        self._addresses[number] = address_of(pool.header)
+        self.pools[block_size] = pool
+        return pool
+
+    def drop_pool(self, block_size: int) -> None:
+        """Give back the arrays of a pool that has no nodes left."""
+        pool = self.pools.pop(block_size)
+        number = int(pool.header[POOL_NUMBER])
+        self._addresses[number] = 0
+        self._free_numbers.append(number)
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Every array that is shared by name, the header included."""
+        return {
+            "header": self.header,
+            "heap_stamps": self.heap_stamps,
+            "heap_nodes": self.heap_nodes,
+            "powers": self.powers,
+            "addresses": self._addresses,
+        }
+
+    def clear(self) -> None:
+        """Drop every pool and every candidate; clock, counters and settings stay."""
+        self.pools.clear()
+        self._free_numbers.clear()
+        self._addresses[:] = 0
+        self.heap_stamps = np.zeros(0, np.int64)
+        self.heap_nodes = np.zeros(0, np.uint64)
+        header = self.header
+        for field in (SHARED_NUM_POOLS, SHARED_HEAP_ROWS, SHARED_HEAP_SIZE, SHARED_NUM_NODES, SHARED_NUM_SUFFIXES):
+            header[field] = 0
+        header[SHARED_NUM_EVICTABLE] = 0
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Copies of the arrays, to what is used of them; those of the pools are apart."""
+        size = self.header[SHARED_HEAP_SIZE]
+        return {
+            "header": self.header.copy(),
+            "heap_stamps": self.heap_stamps[:size].copy(),
+            "heap_nodes": self.heap_nodes[:size].copy(),
+        }
+
+    def restore(self, state: dict[str, npt.NDArray[np.generic]], pools: dict[int, dict[str, Any]]) -> None:
+        """Become what :meth:`state`, and that of every pool by its block size, were taken of; settings stay."""
+        for field in _SHARED_KEPT:
+            self.header[field] = state["header"][field]
+        numbers = {int(pool["header"][POOL_NUMBER]): block_size for block_size, pool in pools.items()}
+        self.header[SHARED_NUM_POOLS] = max(numbers, default=-1) + 1
+        addresses: Int64Array = np.zeros(max(1, int(self.header[SHARED_NUM_POOLS])), np.int64)
+        self._addresses = addresses
+        self.header[SHARED_POOLS] = address_of(addresses)
+        self._free_numbers = [number for number in range(self.header[SHARED_NUM_POOLS]) if number not in numbers]
+        for number, block_size in numbers.items():
+            pool = PoolArrays(self, number, block_size)
+            pool.restore(pools[block_size])
+            addresses[number] = address_of(pool.header)
+            self.pools[block_size] = pool
+        self.grow_heap()
+        size = state["heap_stamps"].shape[0]
+        self.heap_stamps[:size] = state["heap_stamps"]
+        self.heap_nodes[:size] = state["heap_nodes"]
+
+    def grow_heap(self) -> None:
+        """Make room for every row of every pool: a release or an eviction must never have to grow."""
+        rows = sum(pool.rows for pool in self.pools.values())
+        _resize(self.heap_stamps, rows, self.header, SHARED_HEAP_STAMPS)
+        _resize(self.heap_nodes, rows, self.header, SHARED_HEAP_NODES)
+        self.header[SHARED_HEAP_ROWS] = min(self.heap_stamps.shape[0], self.heap_nodes.shape[0])
+
+
+class PoolArrays:
+    """The nodes, token chunks and partial suffixes of one block size, over all adapters.
+
+    A row is a node or a forest's root. Rows are handed out upwards, and freed ones last-in first-out, so
+    that the blocks of one insert stand next to each other.
+    """
+
+    __slots__ = ("disks", "header", "links", "nodes", "shared", "suffix_tokens", "suffixes", "table", "tokens")
+
+    def __init__(self, shared: SharedArrays, number: int, block_size: int) -> None:
+        self.shared = shared
+        self.nodes = np.zeros(0, NODE)
+        self.links = np.zeros(0, LINK)
+        self.tokens: UInt32Array = np.zeros((0, block_size), np.uint32)
+        # Most caches never see a disk id, and pay nothing for them.
+        self.disks: UInt32Array = np.zeros(0, np.uint32)
+        self.table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
+        self.suffixes = np.zeros(0, SUFFIX)
+        # A suffix is shorter than a block; at block size 1 there are none.
+        self.suffix_tokens: UInt32Array = np.zeros((0, block_size - 1), np.uint32)
+        self.header: Int64Array = np.zeros(POOL_FIELDS, np.int64)
+        header = self.header
+        header[POOL_SHARED] = address_of(shared.header)
+        header[POOL_NUMBER] = number
+        header[POOL_BLOCK_SIZE] = block_size
+        header[POOL_FREE] = -1
+        header[POOL_SUFFIX_FREE] = -1
+        header[POOL_FIRST_ROOT] = NONE
+        header[POOL_TABLE] = address_of(self.table)
+        header[POOL_TABLE_SIZE] = self.table.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """Capacity in rows."""
+        return int(self.header[POOL_ROWS])
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return int(self.header[POOL_BLOCK_SIZE])
+
+    def grow(self, missing: int, rehash: Rehash) -> None:
+        """Make room for `missing` more rows than are free now."""
+        rows = self.rows + missing
+        rows = max(rows, int(self.rows * _GROWTH), min(_FIRST_TOKENS // self.block_size, 64))
+        table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
+        _resize(self.nodes, rows, self.header, POOL_NODES)
+        _resize(self.links, rows, self.header, POOL_LINKS)
+        _resize(self.tokens, rows, self.header, POOL_TOKENS)
+        if self.header[POOL_DISK_ROWS]:
+            self._resize_disks(rows)
+        self._grow_shared_heap(rows)
+        rehash(self.table, table)
+        self.table = table
+        self.header[POOL_TABLE] = address_of(table)
+        self.header[POOL_TABLE_SIZE] = table.shape[0]
+        self.header[POOL_ROWS] = rows
+        if self.header[POOL_DISK_ROWS]:
+            self.header[POOL_DISK_ROWS] = rows
+
+    def add_disks(self) -> None:
+        """Make room for the disk ids of all rows, when the first is to be stored."""
+        self._resize_disks(self.rows)
+        self.header[POOL_DISK_ROWS] = self.rows
+
+    def _resize_disks(self, rows: int) -> None:
+        before = self.disks.shape[0]
+        _resize(self.disks, rows, self.header, POOL_DISKS)
+        self.disks[before:] = NONE
+
+    def _grow_shared_heap(self, rows: int) -> None:
+        before = self.header[POOL_ROWS]
+        self.header[POOL_ROWS] = rows
+        try:
+            self.shared.grow_heap()
+        finally:
+            self.header[POOL_ROWS] = before
+
+    def grow_suffixes(self, missing: int) -> None:
+        """Make room for `missing` more partial suffixes than are free now."""
+        rows = int(self.header[POOL_SUFFIX_ROWS])
+        rows = max(rows + missing, int(rows * _GROWTH), min(_FIRST_TOKENS // self.block_size, 16))
+        _resize(self.suffixes, rows, self.header, POOL_SUFFIXES)
+        _resize(self.suffix_tokens, rows, self.header, POOL_SUFFIX_TOKENS)
+        self.header[POOL_SUFFIX_ROWS] = rows
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Every array of this pool by name, its header included."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "shared"}
+
+    def stored(self) -> tuple[UInt32Array, UInt32Array]:
+        """Every block stored, those of partial suffixes after the others, and every disk id."""
+        used = self.header[POOL_USED]
+        is_node = self.nodes["parent"][:used] < ROOT
+        suffixes = self.suffixes[: self.header[POOL_SUFFIX_USED]]
+        suffixes = suffixes[suffixes["node"] != NONE]
+        disks = [self.disks[: self.header[POOL_DISK_ROWS]][:used], suffixes["disk"]]
+        if disks[0].size:
+            disks[0] = disks[0][is_node]
+        all_disks = np.concatenate(disks)
+        return np.concatenate([self.nodes["block"][:used][is_node], suffixes["block"]]), all_disks[all_disks != NONE]
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Copies of the arrays, to what is used of them."""
+        used = self.header[POOL_USED]
+        suffixes_used = self.header[POOL_SUFFIX_USED]
+        return {
+            "header": self.header.copy(),
+            "nodes": self.nodes[:used].copy(),
+            "links": self.links[:used].copy(),
+            "tokens": self.tokens[:used].copy(),
+            "disks": self.disks[: self.header[POOL_DISK_ROWS]][:used].copy(),
+            "table": self.table.copy(),
+            "suffixes": self.suffixes[:suffixes_used].copy(),
+            "suffix_tokens": self.suffix_tokens[:suffixes_used].copy(),
+        }
+
+    def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        """Become the pool that :meth:`state` was taken of."""
+        header = self.header
+        for field in _POOL_KEPT:
+            header[field] = state["header"][field]
+        for name, field in _POOL_ARRAYS.items():
+            array = state[name].copy()
+            setattr(self, name, array)
+            header[field] = address_of(array)
+        header[POOL_ROWS] = header[POOL_USED] = self.nodes.shape[0]
+        header[POOL_DISK_ROWS] = self.disks.shape[0]
+        header[POOL_TABLE_SIZE] = self.table.shape[0]
+        header[POOL_SUFFIX_ROWS] = header[POOL_SUFFIX_USED] = self.suffixes.shape[0]
+
+
+class IndexArrays:
+    """The entries of the snapshot index, dense and in order, and what finds them.
+
+    Parameters
+    ----------
+    powers, multiplier
+        As for :class:`SharedArrays`.
+    tail_protect, tail_lease_ttl, evict_legacy, hermetic
+        Settings that kernels read.
+    """
+
+    __slots__ = ("depth_bits", "depth_counts", "entries", "header", "powers", "residents", "table")
+
+    def __init__(
+        self,
+        powers: UInt64Array,
+        multiplier: int,
+        *,
+        tail_protect: bool,
+        tail_lease_ttl: int,
+        evict_legacy: bool,
+        hermetic: bool,
+    ) -> None:
+        self.entries = np.zeros(0, ENTRY)
+        self.residents: UInt32Array = np.zeros(0, np.uint32)
+        self.table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
+        self.depth_counts: UInt32Array = np.zeros(DEPTH_CLASSES, np.uint32)
+        self.depth_bits: UInt64Array = np.zeros(DEPTH_CLASSES // 64, np.uint64)
+        self.powers = powers
+        self.header: Int64Array = np.zeros(INDEX_FIELDS, np.int64)
+        header = self.header
+        header[INDEX_TABLE] = address_of(self.table)
+        header[INDEX_TABLE_SIZE] = self.table.shape[0]
+        header[INDEX_DEPTH_COUNTS] = address_of(self.depth_counts)
+        header[INDEX_DEPTH_BITS] = address_of(self.depth_bits)
+        header[INDEX_POWERS] = address_of(powers)
+        header[INDEX_MULTIPLIER] = np.uint64(multiplier).astype(np.int64)
+        header[INDEX_TAIL_PROTECT] = tail_protect
+        header[INDEX_TAIL_LEASE_TTL] = tail_lease_ttl
+        header[INDEX_LEGACY] = evict_legacy
+        header[INDEX_HERMETIC] = hermetic
+
+    def grow(self, rehash: Rehash) -> None:
+        """Make room for at least one more entry."""
+        rows = int(self.header[INDEX_ROWS])
+        rows = max(rows + 1, int(rows * _GROWTH), 16)
+        table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
+        _resize(self.entries, rows, self.header, INDEX_ENTRIES)
+        _resize(self.residents, rows, self.header, INDEX_RESIDENTS)
+        rehash(self.table, table)
+        self.table = table
+        self.header[INDEX_TABLE] = address_of(table)
+        self.header[INDEX_TABLE_SIZE] = table.shape[0]
+        self.header[INDEX_ROWS] = rows
+
+    def clear(self) -> None:
+        """Remove every entry; clock, counters and settings stay, the lease ends."""
+        self.table[:] = EMPTY_SLOT
+        self.depth_counts[:] = 0
+        self.depth_bits[:] = 0
+        for field in (INDEX_SIZE, INDEX_NUM_RESIDENTS, INDEX_LEASED_SESSION):
+            self.header[field] = 0
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Copies of the arrays, to what is used of them."""
+        return {
+            "header": self.header.copy(),
+            "entries": self.entries[: self.header[INDEX_SIZE]].copy(),
+            "residents": self.residents[: self.header[INDEX_NUM_RESIDENTS]].copy(),
+            "table": self.table.copy(),
+            "depth_counts": self.depth_counts.copy(),
+            "depth_bits": self.depth_bits.copy(),
+        }
+
+    def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
+        """Become the index that :meth:`state` was taken of; settings stay."""
+        header = self.header
+        for field in _INDEX_KEPT:
+            header[field] = state["header"][field]
+        size = state["entries"].shape[0]
+        header[INDEX_SIZE] = header[INDEX_ROWS] = size
+        header[INDEX_NUM_RESIDENTS] = num_residents = state["residents"].shape[0]
+        residents: UInt32Array = np.zeros(size, np.uint32)
+        residents[:num_residents] = state["residents"]
+        arrays = {**{name: state[name].copy() for name in _INDEX_ARRAYS if name != "residents"}, "residents": residents}
+        for name, array in arrays.items():
+            setattr(self, name, array)
+            header[_INDEX_ARRAYS[name]] = address_of(array)
+        header[INDEX_TABLE_SIZE] = self.table.shape[0]
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Every array of the index by name, its header included."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "powers"}

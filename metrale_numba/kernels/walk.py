@@ -1,0 +1,172 @@
+"""Finding the way: from a root along chunks that are equal, token by token, and to what a partial tail matches.
+
+A hash finds a candidate; only the comparison of every token and of the parent makes it the answer. Rows are
+``int64`` here, 32 bits wide in the arrays. Nothing here changes a node, but for the order of siblings.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba.extending import register_jitable
+
+from metrale_numba.kernels.hashing import advance_check, first_check, table_hash
+from metrale_numba.kernels.layout import (
+    CHECK_GROUP,
+    CHILDREN,
+    EMPTY_SLOT,
+    NONE,
+    POOL_BLOCK_SIZE,
+    POOL_LINKS,
+    POOL_ROWS,
+    POOL_SHARED,
+    POOL_SUFFIX_ROWS,
+    POOL_SUFFIX_TOKENS,
+    POOL_SUFFIXES,
+    POOL_TABLE,
+    POOL_TABLE_SIZE,
+    POOL_USED,
+    ROOT,
+    SHARED_FIELDS,
+    SHARED_MULTIPLIER,
+    SHARED_PARTIAL_TAILS,
+    SHARED_POWERS,
+)
+from metrale_numba.kernels.memory import int64_view, link_view, suffix_view, uint32_view, uint64_view
+from metrale_numba.kernels.tables import home_slot, next_slot, row_of
+
+_EMPTY = np.uint64(EMPTY_SLOT)
+_HALF_WORD = np.uint64(32)
+_COMMON_BLOCK_SIZE = 16
+
+
+@register_jitable(forceinline=True)
+def _same_tokens(left, left_start, right, right_start, length):
+    """Whether two runs of tokens are equal; the common block size has no exit inside, so it takes whole vectors."""
+    difference = np.uint32(0)
+    # An index without a sign needs no test for counting from the end, which would keep the loop from becoming vectors.
+    left_at = np.uint64(left_start)
+    right_at = np.uint64(right_start)
+    if length == _COMMON_BLOCK_SIZE:
+        for i in range(np.uint64(_COMMON_BLOCK_SIZE)):
+            difference |= left[left_at + i] ^ right[right_at + i]
+        return difference == np.uint32(0)
+    done = np.uint64(0)
+    end = np.uint64(length)
+    while done < end:
+        stop = min(done + np.uint64(_COMMON_BLOCK_SIZE), end)
+        for i in range(done, stop):
+            difference |= left[left_at + i] ^ right[right_at + i]
+        if difference != np.uint32(0):
+            return False
+        done = stop
+    return True
+
+
+@register_jitable(forceinline=True)
+def find_child(pool, nodes, chunks, parent, tokens, start):
+    """The child of `parent` whose chunk is the block of tokens from `start` on, or -1, visible or not."""
+    block_size = pool[POOL_BLOCK_SIZE]
+    # Blocks that were inserted together stand in consecutive rows, so the next row is most often right.
+    row = parent + 1
+    if (
+        row < pool[POOL_USED]
+        and nodes[row].parent == np.uint32(parent)
+        and _same_tokens(chunks, row * block_size, tokens, start, block_size)
+    ):
+        return row
+    if nodes[parent].children & np.uint32(CHILDREN) == np.uint32(0):
+        return np.int64(-1)
+    return _search_child(pool, nodes, chunks, parent, tokens, start)
+
+
+@register_jitable(forceinline=False)
+def _search_child(pool, nodes, chunks, parent, tokens, start):
+    """The same by hash."""
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    block_size = pool[POOL_BLOCK_SIZE]
+    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    state = advance_check(nodes[parent].state, tokens, start, start + block_size, powers)
+    hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
+    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
+    slot = home_slot(hash32, table.size)
+    while table[slot] != _EMPTY:
+        if table[slot] >> _HALF_WORD == hash32:
+            row = row_of(table[slot])
+            if nodes[row].parent == np.uint32(parent) and _same_tokens(
+                chunks, row * block_size, tokens, start, block_size
+            ):
+                return row
+        slot = next_slot(slot, table.size)
+    return np.int64(-1)
+
+
+@register_jitable
+def find_root(pool, nodes, adapter):
+    """The root of an adapter's forest, or -1."""
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    hash32 = table_hash(first_check(np.uint64(adapter), powers), np.uint64(shared[SHARED_MULTIPLIER]))
+    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
+    slot = home_slot(hash32, table.size)
+    while table[slot] != _EMPTY:
+        if table[slot] >> _HALF_WORD == hash32:
+            row = row_of(table[slot])
+            if nodes[row].parent == np.uint32(ROOT) and nodes[row].stamp == adapter:
+                return row
+        slot = next_slot(slot, table.size)
+    return np.int64(-1)
+
+
+@register_jitable
+def find_tail(pool, nodes, chunks, node, tokens, start):
+    """Where the rest of a query, shorter than a block, is stored: a child of `node` or its partial suffix.
+
+    Returns the child's row or -1, and the suffix's row or -1; at most one of them is not -1. Children stand
+    newest first, so the first that fits is the right one.
+    """
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+    block_size = pool[POOL_BLOCK_SIZE]
+    rest = tokens.size - start
+    child = links[node].first_child
+    while child != np.uint32(NONE):
+        row = np.int64(child)
+        if nodes[row].count > np.uint32(0) and _same_tokens(chunks, row * block_size, tokens, start, rest):
+            return row, np.int64(-1)
+        child = links[row].next_sibling
+    if nodes[node].parent != np.uint32(ROOT) and links[node].suffix != np.uint32(NONE):
+        suffix = np.int64(links[node].suffix)
+        suffixes = suffix_view(pool[POOL_SUFFIXES], pool[POOL_SUFFIX_ROWS])
+        suffix_tokens = uint32_view(pool[POOL_SUFFIX_TOKENS], pool[POOL_SUFFIX_ROWS] * (block_size - 1))
+        if np.int64(suffixes[suffix].length) >= rest and _same_tokens(
+            suffix_tokens, suffix * (block_size - 1), tokens, start, rest
+        ):
+            return np.int64(-1), suffix
+    return np.int64(-1), np.int64(-1)
+
+
+@register_jitable
+def to_front(nodes, links, parent, row):
+    """Make a node that was just stamped the first of its siblings."""
+    first = links[parent].first_child
+    if first == np.uint32(row):
+        return
+    before = np.int64(links[row].previous_sibling)
+    after = links[row].next_sibling
+    links[before].next_sibling = after
+    if after != np.uint32(NONE):
+        links[np.int64(after)].previous_sibling = np.uint32(before)
+    links[row].previous_sibling = np.uint32(NONE)
+    links[row].next_sibling = first
+    links[np.int64(first)].previous_sibling = np.uint32(row)
+    links[parent].first_child = np.uint32(row)
+
+
+@register_jitable
+def has_tail(pool, tokens, matched):
+    """Whether a partial tail may be matched: sharing is on, all full blocks matched, and something is left."""
+    block_size = pool[POOL_BLOCK_SIZE]
+    return (
+        int64_view(pool[POOL_SHARED], SHARED_FIELDS)[SHARED_PARTIAL_TAILS] != 0
+        and matched == tokens.size // block_size
+        and tokens.size % block_size > 0
+    )
