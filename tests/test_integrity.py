@@ -9,7 +9,8 @@ import pytest
 
 from metrale_numba import IntegrityError, RadixTree
 from metrale_numba.kernels import layout
-from metrale_numba.kernels.layout import FAULTS, NONE, PoolArrays
+from metrale_numba.kernels.arrays import PoolArrays, UInt64Array
+from metrale_numba.kernels.layout import FAULTS, NONE
 
 
 def populated() -> tuple[RadixTree, PoolArrays]:
@@ -42,7 +43,7 @@ def row_of(pool: PoolArrays, block: int) -> int:
     return row
 
 
-def first_used_slot(table: layout.UInt64Array) -> int:
+def first_used_slot(table: UInt64Array) -> int:
     return int(np.flatnonzero(table != layout.EMPTY_SLOT)[0])
 
 
@@ -78,6 +79,22 @@ def children_are_miscounted(cache: RadixTree, pool: PoolArrays) -> None:
     pool.nodes["children"][row_of(pool, 10)] = 3
 
 
+def root_is_anothers(cache: RadixTree, pool: PoolArrays) -> None:
+    pool.links["root"][row_of(pool, 11)] = pool.links["root"][row_of(pool, 15)]
+
+
+def suffix_mark_is_lost(cache: RadixTree, pool: PoolArrays) -> None:
+    pool.nodes["children"][row_of(pool, 12)] ^= layout.HAS_SUFFIX
+
+
+def root_left_the_list(cache: RadixTree, pool: PoolArrays) -> None:
+    pool.links["next_sibling"][pool.header[layout.POOL_FIRST_ROOT]] = NONE
+
+
+def root_miscounts_its_nodes(cache: RadixTree, pool: PoolArrays) -> None:
+    pool.nodes["count"][pool.links["root"][row_of(pool, 15)]] += 1
+
+
 def two_nodes_hang_on_each_other(cache: RadixTree, pool: PoolArrays) -> None:
     # A ring: 11 and 12 are each other's only child, all their own links agree, and no root leads there.
     a, b, top = row_of(pool, 11), row_of(pool, 12), row_of(pool, 10)
@@ -85,7 +102,7 @@ def two_nodes_hang_on_each_other(cache: RadixTree, pool: PoolArrays) -> None:
     pool.nodes["stamp"][a] = pool.nodes["stamp"][b]
     pool.nodes["parent"][a] = b
     pool.links["first_child"][b] = a
-    pool.nodes["children"][b] = 1
+    pool.nodes["children"][b] += 1
     pool.links["next_sibling"][a] = pool.links["previous_sibling"][a] = NONE
     pool.links["first_child"][top] = other
     pool.links["next_sibling"][other] = pool.links["previous_sibling"][other] = NONE
@@ -165,6 +182,7 @@ def suffixes_are_miscounted(cache: RadixTree, pool: PoolArrays) -> None:
 
 def suffix_row_is_lost(cache: RadixTree, pool: PoolArrays) -> None:
     pool.links["suffix"][row_of(pool, 12)] = NONE
+    pool.nodes["children"][row_of(pool, 12)] ^= layout.HAS_SUFFIX
 
 
 def candidate_is_forgotten(cache: RadixTree, pool: PoolArrays) -> None:
@@ -280,6 +298,10 @@ DAMAGE: list[tuple[Damage, int]] = [
     (depth_bit_is_lost, 31),
     (snapshot_stamp_is_from_the_future, 32),
     (two_entries_bear_one_key, 33),
+    (root_is_anothers, 34),
+    (suffix_mark_is_lost, 35),
+    (root_left_the_list, 36),
+    (root_miscounts_its_nodes, 37),
 ]
 
 
@@ -295,10 +317,18 @@ def test_every_fault_is_planted() -> None:
     assert {fault for _, fault in DAMAGE} == set(range(1, len(FAULTS)))
 
 
-def test_totals_over_all_block_sizes_are_compared() -> None:
+@pytest.mark.parametrize(
+    ("field", "kept"),
+    [
+        (layout.SHARED_NUM_NODES, "count of 6 blocks, 1 partial suffixes and 2 evictable blocks"),
+        (layout.SHARED_NUM_SUFFIXES, "count of 5 blocks, 2 partial suffixes and 2 evictable blocks"),
+        (layout.SHARED_NUM_EVICTABLE, "count of 5 blocks, 1 partial suffixes and 3 evictable blocks"),
+    ],
+)
+def test_totals_over_all_block_sizes_are_compared(field: int, kept: str) -> None:
     cache, _ = populated()
-    cache._shared.header[layout.SHARED_NUM_NODES] += 1
-    with pytest.raises(IntegrityError, match="counts 6 blocks and 1 partial suffixes, but stores 5 and 1"):
+    cache._shared.header[field] += 1
+    with pytest.raises(IntegrityError, match=f"{kept}, but has 5, 1 and 2"):
         cache.check_integrity()
 
 
