@@ -433,7 +433,7 @@ class RadixTree(PrefixCache):
         Parameters
         ----------
         slot : int
-            The slot, 0..2^63-1. If several entries hold it, the first in order of insertion goes.
+            The slot, 0..2^63-1. If several entries hold it, the first in the index goes.
 
         Returns
         -------
@@ -471,12 +471,24 @@ class RadixTree(PrefixCache):
         return num_nodes, num_nodes
 
     def snapshot_stats(self) -> SnapshotStats:
-        """Read the counters of the snapshot index. Changes nothing."""
+        """Read the counters of the snapshot index. Changes nothing.
+
+        Returns
+        -------
+        SnapshotStats
+            From the cache's beginning on.
+        """
         with self._lock:
             return self._index.stats()
 
     def stats_detail(self) -> StatsDetail:
-        """Read the counters and sizes of the tree, in one step. Changes nothing."""
+        """Read the counters and sizes of the tree, in one step. Changes nothing.
+
+        Returns
+        -------
+        StatsDetail
+            Counters from the cache's beginning on, sizes as they are now.
+        """
         with self._lock:
             header: list[int] = self._shared.header.tolist()
         return StatsDetail(

@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -41,6 +42,8 @@ FIELDS = {
     "interrupted",
     "microseconds_per_call",
 }
+# Seconds that nothing takes, not even compiling on a busy machine.
+PATIENCE = 300
 COUNTS = ("requests", "blocks", "hit_blocks", "evicted_blocks", "cached_blocks")
 
 
@@ -62,7 +65,7 @@ def environment(**variables: str) -> dict[str, str]:
 def run(*arguments: object, stdin: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
     command = [sys.executable, "-m", "metrale_numba", *map(str, arguments)]
     return subprocess.run(
-        command, input=stdin, capture_output=True, env=environment(**variables), timeout=300, check=False
+        command, input=stdin, capture_output=True, env=environment(**variables), timeout=PATIENCE, check=False
     )
 
 
@@ -104,7 +107,7 @@ class OnTerminal:
         """Wait for the end; answers the exit status and what stood on standard output."""
         while self._read():
             pass
-        stdout, _ = self.process.communicate(timeout=300)
+        stdout, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, stdout
 
     def close(self) -> None:
@@ -113,6 +116,8 @@ class OnTerminal:
         os.close(self._screen)
 
     def _read(self) -> bytes:
+        ready, _, _ = select.select([self._screen], [], [], PATIENCE)
+        assert ready, f"nothing more came after {self.seen!r}"
         try:
             piece = os.read(self._screen, 4_096)
         except OSError:  # What Linux answers once the last process has closed its end.
@@ -430,7 +435,7 @@ def test_a_reader_that_has_gone_away_is_no_reason_for_a_traceback(trace: Path, f
     os.close(reading)
     command = [sys.executable, "-m", "metrale_numba", "replay", str(trace), *form]
     finished = subprocess.run(
-        command, stdout=writing, stderr=subprocess.PIPE, env=environment(), timeout=300, check=False
+        command, stdout=writing, stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE, check=False
     )
     os.close(writing)
     assert finished.returncode == 1
@@ -442,7 +447,7 @@ def test_a_full_disk_is_told_of(trace: Path, form: list[str]) -> None:
     command = [sys.executable, "-m", "metrale_numba", "replay", str(trace), *form]
     with open("/dev/full", "wb") as full:
         finished = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=300, check=False
+            command, stdout=full, stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE, check=False
         )
     assert finished.returncode == 1
     assert finished.stderr == b"Error: the result cannot be written: No space left on device\n"

@@ -334,6 +334,19 @@ def test_a_bad_argument_is_refused_by_name_and_changes_nothing(
         assert assert_refused(nothing, method, arguments, bad.error, "") == message
 
 
+@pytest.mark.parametrize("argument", SEQUENCES)
+def test_a_buffer_that_numpy_cannot_read_is_refused_by_name(
+    cache: RadixTree, nothing: NoPrefixCaching, argument: str
+) -> None:
+    pointers = memoryview(bytes(4 * 8)).cast("P")
+    released = memoryview(bytes(4))
+    released.release()
+    for value, error in ((pointers, TypeError), (released, ValueError)):
+        arguments = {**good("insert"), argument: value}
+        assert_refused(cache, "insert", arguments, error, f"{argument} ")
+        assert_refused(nothing, "insert", arguments, error, f"{argument} ")
+
+
 def test_every_argument_of_every_call_is_in_the_table() -> None:
     listed = {tuple(case.values[:2]) for case in REFUSALS}
     assert listed == {(method, argument) for method, arguments in METHODS.items() for argument in arguments}

@@ -9,6 +9,7 @@ import pytest
 
 from metrale_numba import NoPrefixCaching, RadixTree
 from metrale_numba.replay import Replay, ReplayResult, Request, chat_workload, spell
+from metrale_numba.replay.player import _BlockPool
 
 
 class NaiveReplay:
@@ -147,11 +148,29 @@ def test_no_block_is_in_the_cache_twice_and_none_is_held_at_the_end() -> None:
     assert evicted.max() < 500
 
 
-def test_a_cache_that_stores_nothing_hits_nothing() -> None:
+def test_evicted_blocks_are_handed_out_again() -> None:
+    cache = RadixTree(block_size=1)
+    replay = Replay(cache, capacity=3_000)
+    for first in (0, 3_000, 6_000):
+        replay.play(prompt(*range(first, first + 3_000)))
+    assert sorted(cache.evict(3_000).physical.tolist()) == list(range(3_000))
+
+
+def test_ids_come_back_from_the_pool_once_each_however_they_were_returned() -> None:
+    pool = _BlockPool()
+    ids = pool.take(5_000)
+    for first in range(0, 5_000, 500):
+        pool.give_back(ids[first : first + 500])
+    assert pool.taken == 0
+    assert sorted(pool.take(5_000).tolist()) == list(range(5_000))
+
+
+def test_a_cache_that_stores_nothing_hits_nothing_and_keeps_no_block() -> None:
     replay = Replay(NoPrefixCaching(), capacity=10)
     for request in random_prompts(seed=3):
         replay.play(request)
     result = replay.result()
+    assert result.evict is None
     assert result.requests == 120
     assert (result.hit_blocks, result.evicted_blocks, result.cached_blocks) == (0, 0, 0)
 
