@@ -22,6 +22,8 @@ project_copyright = author
 version = release = metrale_numba.__version__
 
 extensions = ["sphinx.ext.autodoc", "numpydoc"]
+# The first that takes the word "all" below without a warning.
+needs_extensions = {"numpydoc": "1.9"}
 exclude_patterns = ["_build"]
 nitpicky = True
 # Names of the standard library, whose own pages are not at hand while these are built.
