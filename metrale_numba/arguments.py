@@ -281,7 +281,7 @@ def _as_uint32s(values: object, name: str) -> Uint32s:
     if isinstance(values, np.generic):
         _refuse_sequence(values, name)
     if isinstance(values, (array, bytearray, memoryview)):
-        return _from_array(np.asarray(memoryview(values)), name)
+        return _from_array(_from_buffer(values, name), name)
     if hasattr(values, "__array__"):
         return _from_array(np.asarray(values), name)
     if isinstance(values, Sequence):
@@ -291,6 +291,17 @@ def _as_uint32s(values: object, name: str) -> Uint32s:
 
 def _refuse_sequence(values: object, name: str) -> NoReturn:
     raise TypeError(f"{name} must be a sequence of integers, not {shown(values)} ({type(values).__name__})")
+
+
+def _from_buffer(values: array[Any] | bytearray | memoryview, name: str) -> npt.NDArray[Any]:
+    try:
+        view = memoryview(values)
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be read: {error}") from None
+    try:
+        return np.asarray(view)
+    except ValueError:
+        raise TypeError(f"{name} must hold integers, not items of format {view.format!r}") from None
 
 
 def _from_text(values: str | bytes, name: str) -> Uint32s:
@@ -319,6 +330,14 @@ def _from_array(values: npt.NDArray[Any], name: str) -> Uint32s:
 
 
 def _from_sequence(values: Sequence[Any], name: str) -> Uint32s:
+    if isinstance(values, range) and values:
+        # Its ends say all about the rest, and it may be longer than the memory.
+        if not 0 <= values[0] <= MAX_UINT32:
+            _refuse_value(values[0], name, 0)
+        if not 0 <= values[-1] <= MAX_UINT32:
+            last_good = MAX_UINT32 if values.step > 0 else 0
+            position = (last_good - values[0]) // values.step + 1
+            _refuse_value(values[position], name, position)
     try:
         ids = array("I", values)
     except (TypeError, OverflowError):

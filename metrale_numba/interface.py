@@ -306,7 +306,7 @@ class Drop(_Result, _DropFields):
 
 
 TierEvict: TypeAlias = Spill | Drop
-"""What :meth:`PrefixCache.evict_snapshot_to_tier` did with its victim."""
+"""What :meth:`PrefixCache.evict_snapshot_to_tier` did with its victim: a :class:`Spill` or a :class:`Drop`."""
 
 
 class SnapshotStats(NamedTuple):
@@ -407,7 +407,7 @@ class PrefixCache(ABC):
 
     * `tokens`: a one-dimensional sequence of integers in 0..2^32-1. A contiguous ``uint32`` array is the fastest;
       lists, tuples, ranges, ``array.array`` and NumPy arrays of any integer type are copied first.
-    * `block_table` : ``block_table[i]`` is the block of tokens ``[i * block_size, (i + 1) * block_size)``. It may be
+    * `block_table`: ``block_table[i]`` is the block of tokens ``[i * block_size, (i + 1) * block_size)``. It may be
       longer than the tokens need; the rest is not looked at.
     * `disk_block_ids`: empty, or as long as `block_table`, with :data:`NONE` where a block has no disk block.
     * `block_size`: tokens per block, at least 1. None stands for the size the cache was built with. Calls with
@@ -443,8 +443,8 @@ class PrefixCache(ABC):
         snapshot index is asked for the deepest snapshot inside the match, which stamps the one found. A nonzero
         `session_hash` whose look-up matches anything leases that session's tail for a while.
 
-        To leave k tokens to compute, look up ``tokens[:-k]``: cutting the match afterwards leaves references and a
-        snapshot that are too deep.
+        To leave k tokens to compute, look up ``tokens[:len(tokens) - k]``: cutting the match afterwards leaves
+        references and a snapshot that are too deep.
 
         Parameters
         ----------
@@ -689,8 +689,7 @@ class PrefixCache(ABC):
 
         Changes the snapshot index only. Call it after :meth:`insert_tail_snapshot`, which would otherwise remove it
         as the session's earlier sibling. Unlike a tail, a sibling is found by every session, unless the cache is
-        hermetic. The cache takes over
-        the caller's reference on the slot.
+        hermetic. The cache takes over the caller's reference on the slot.
 
         Parameters
         ----------

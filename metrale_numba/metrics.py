@@ -95,17 +95,35 @@ def record_cache_miss() -> None:
 
 
 def cache_hit_count() -> int:
-    """Count the look-ups that matched, in all caches of this process so far. Changes nothing."""
+    """Count the look-ups that matched, in all caches of this process so far. Changes nothing.
+
+    Returns
+    -------
+    int
+        Look-ups.
+    """
     return _total(HITS)
 
 
 def cache_miss_count() -> int:
-    """Count the look-ups that matched nothing, in all caches of this process so far. Changes nothing."""
+    """Count the look-ups that matched nothing, in all caches of this process so far. Changes nothing.
+
+    Returns
+    -------
+    int
+        Look-ups.
+    """
     return _total(MISSES)
 
 
 def cache_hit_tokens_total() -> int:
-    """Count the tokens matched, in all caches of this process so far. Changes nothing."""
+    """Count the tokens matched, in all caches of this process so far. Changes nothing.
+
+    Returns
+    -------
+    int
+        Tokens.
+    """
     return _total(HIT_TOKENS)
 
 

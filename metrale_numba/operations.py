@@ -305,7 +305,13 @@ class Operations:
             return hold is not None
 
     def pins(self) -> dict[str, Pin]:
-        """List what is pinned, by name. Ends the pins whose time is over; changes nothing else."""
+        """List what is pinned. Ends the pins whose time is over; changes nothing else.
+
+        Returns
+        -------
+        dict of str to Pin
+            By name, in the order in which they were set.
+        """
         with self._lock:
             self._end_expired_pins()
             return self._pins.listed()
@@ -397,12 +403,26 @@ class Operations:
     # Counters
 
     def snapshot_stats(self) -> SnapshotStats:
-        """Read the counters of the snapshot index. Changes nothing."""
+        """Read the counters of the snapshot index. Changes nothing.
+
+        Returns
+        -------
+        SnapshotStats
+            From the cache's beginning on.
+        """
         with self._lock:
             return self._index.stats()
 
     def stats_detail(self) -> StatsDetail:
-        """Read the counters and sizes of the tree, in one step. Changes nothing."""
+        """Read the counters and sizes of the tree, in one step. Changes nothing.
+
+        Takes time in proportion to the number of adapters that have blocks, for the last field.
+
+        Returns
+        -------
+        StatsDetail
+            Counters from the cache's beginning on, sizes as they are now.
+        """
         tenants = kernels("adapters")
         with self._lock:
             header: list[int] = self._shared.header.tolist()
@@ -433,12 +453,23 @@ class Operations:
 
         Partial suffixes are included. Exact while holds nest, that is, while no block is held more often than the one
         before it, as the protocol makes them; otherwise an upper bound. Changes nothing.
+
+        Returns
+        -------
+        int
+            Blocks, not nodes.
         """
         with self._lock:
             return int(self._shared.header[layout.SHARED_NUM_EVICTABLE])
 
     def memory_usage(self) -> dict[str, int]:
-        """Bytes by array, all block sizes together, capacity and not use. Changes nothing."""
+        """Measure the arrays, all block sizes together. Changes nothing.
+
+        Returns
+        -------
+        dict of str to int
+            Bytes by array, by capacity and not by use.
+        """
         with self._lock:
             sizes: dict[str, int] = {}
             groups: list[tuple[str, Mapping[str, npt.NDArray[Any]]]] = [

@@ -534,7 +534,7 @@ class RadixTree(Operations, PrefixCache):
         Parameters
         ----------
         slot : int
-            The slot, 0..2^63-1. If several entries hold it, the first in order of insertion goes.
+            The slot, 0..2^63-1. If several entries hold it, the first in the index goes.
 
         Returns
         -------

@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings of one cache, resolved and valid. Made by :func:`resolve`.
+    """The settings of one cache, resolved and valid. Made by ``resolve``.
 
     Attributes
     ----------

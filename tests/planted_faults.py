@@ -22,7 +22,7 @@ import time
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PACKAGE = "metrale_numba"
@@ -93,10 +93,10 @@ FAULTS = (
         "    return matched_tokens\n",
     ),
     Fault(
-        "tail-matches-behind-a-missing-block",
+        "pin-overlooks-suffixes",
         TREE,
-        "        and matched == tokens.size // block_size\n",
-        "",
+        "        if child >= 0 or suffix >= 0:\n            matched_tokens = np.int64(tokens.size)\n    if",
+        "        if child >= 0:\n            matched_tokens = np.int64(tokens.size)\n    if",
     ),
     Fault(
         "invisible-child-lends-its-block",
@@ -374,10 +374,10 @@ def main() -> int:
         running = [pool.submit(run_tests, fault, arguments.tests, pathlib.Path(workspace)) for fault in (None, *chosen)]
         for future in concurrent.futures.as_completed(running):
             outcomes.append(future.result())
-            console.print(f"{len(outcomes)} of {len(running)}: {outcomes[-1].name}", highlight=False)
+            console.print(f"{len(outcomes)} of {len(running)} done: {outcomes[-1].name}", highlight=False)
     order = {fault.name: i for i, fault in enumerate(FAULTS)}
     outcomes.sort(key=lambda outcome: order.get(outcome.name, -1))
-    table = Table("fault", "outcome", "by", "seconds")
+    table = Table("fault", "outcome", Column("by", overflow="fold"), "seconds")
     bad = 0
     for name, caught, by, seconds in outcomes:
         wanted = name != "no fault"

@@ -399,16 +399,17 @@ class SnapshotMachine(Machine):
             self.pair.insert_sibling(tokens[: len(tokens) // 2], self.slot(1), entry.session, adapter)
 
     @precondition(lambda self: self.pair.model.entries)
-    @rule(which=NUMBER, kinds=st.lists(st.integers(0, 4), min_size=1, max_size=5))
+    @rule(which=NUMBER, kinds=st.lists(st.integers(0, 4), min_size=2, max_size=6))
     def lookup_and_evict(self, which: int, kinds: list[int]) -> None:
-        """Lease the session of an entry, and evict past the end of the lease."""
+        """Lease the session of an entry, mostly without making the entry fresh, and evict past the end of the lease."""
         entries = [entry for entry in self.pair.model.entries if entry.tail or entry.sibling]
         entry = entries[which % len(entries)] if entries else self.entry(which, spilled=False)
         adapter, tokens = entry.check
         block_size = self.size_for(tokens)
         prompt = Prompt(adapter, block_size, tokens + self.chunk(which & 3, block_size))
         self.insert(prompt, 0)
-        self.pair.lookup(prompt.tokens, block_size, entry.session, adapter)
+        looked_up = prompt.tokens if which % 3 == 0 else prompt.tokens[:block_size]
+        self.pair.lookup(looked_up, block_size, entry.session, adapter)
         for kind in kinds:
             if kind < 2:
                 self.pair.evict_lru()
@@ -447,6 +448,15 @@ class SnapshotMachine(Machine):
         slot = self.slot(how // 2)
         if not self.pair.promote(entry.key, slot, check) and self.pair.slots.held[slot] == 0:
             self.pair.freed.append(slot)
+
+    @precondition(lambda self: 0 < len(self.pair.spilled()) < len(self.pair.model.entries))
+    @rule(which=NUMBER, times=st.integers(1, 2))
+    def promote_into_a_slot_in_use_and_evict_that(self, which: int, times: int) -> None:
+        """Two entries hold one slot, and the one that took it last may be the first of them."""
+        entry, other = self.entry(which, spilled=True), self.entry(which // 2, spilled=False)
+        self.pair.promote(entry.key, other.slot, entry.check)
+        for _ in range(times):
+            self.pair.evict_slot(other.slot)
 
     @rule(which=NUMBER, key=st.sampled_from((0, 1, 2**64 - 1)))
     def forget(self, which: int, key: int) -> None:

@@ -517,3 +517,18 @@ def test_matched_tokens_of_an_empty_sequence_can_only_be_zero():
     assert as_matched_tokens(0, 0) == 0
     with pytest.raises(ValueError, match=r"^matched_tokens is 1, outside 0\.\.0$"):
         as_matched_tokens(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "position", "value"),
+    [
+        (range(2**32 - 1, 2**40), 1, 2**32),
+        (range(1, 2**40, 2**31), 2, 2**32 + 1),
+        (range(5, -(2**40), -2), 3, -1),
+        (range(2**32, 2**40), 0, 2**32),
+        (range(-1, 2**40), 0, -1),
+    ],
+)
+def test_a_long_range_is_refused_by_its_ends_at_its_first_bad_token(tokens, position, value):
+    with pytest.raises(ValueError, match=rf"^tokens\[{position}\] is {value}, outside"):
+        as_tokens(tokens)

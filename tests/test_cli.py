@@ -196,6 +196,10 @@ def test_the_built_in_workload_can_be_shaped() -> None:
     assert fields["blocks"] != other_seed["blocks"]
 
 
+def test_limit_cuts_the_built_in_workload_short() -> None:
+    assert json_of(run("replay", "--json", "--limit", 20))["requests"] == 20
+
+
 def test_tables_name_every_figure_and_fit_80_columns(trace: Path) -> None:
     finished = run("replay", trace, "--blocks", 3)
     assert finished.returncode == 0

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -56,8 +57,8 @@ def copy_of(directory: Path, target: Path) -> Path:
 def test_importing_the_package_loads_no_kernel_and_no_library_of_the_command_line() -> None:
     code = (
         "import sys, metrale_numba\n"
-        "loaded = [m for m in ('numba', 'llvmlite', 'click', 'rich', 'metrale_numba.kernels.tree') if m in sys.modules]\n"
-        "print(loaded)"
+        "names = ('numba', 'llvmlite', 'click', 'rich', 'metrale_numba.kernels.tree')\n"
+        "print([name for name in names if name in sys.modules])"
     )
     assert run(code).stdout == "[]\n"
 
@@ -84,8 +85,6 @@ def test_a_changed_source_in_any_kernel_file_gets_another_directory(
 
 @pytest.mark.parametrize("flag", ["BOUNDSCHECK", "OPT"])
 def test_a_flag_that_changes_the_code_gets_another_directory(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import numba
-
     before = compiling._digest()
     monkeypatch.setattr(numba.config, flag, 1 if flag == "BOUNDSCHECK" else 0)
     assert compiling._digest() != before

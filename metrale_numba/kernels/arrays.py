@@ -176,7 +176,7 @@ class SharedArrays:
         Settings that kernels read.
     """
 
-    __slots__ = ("_addresses", "_free_numbers", "header", "heap_nodes", "heap_stamps", "pools", "powers")
+    __slots__ = ("_addresses", "_free_numbers", "header", "heap_nodes", "heap_stamps", "pool_rows", "pools", "powers")
 
     def __init__(self, powers: UInt64Array, multiplier: int, *, partial_tail_sharing: bool, adopt_blocks: bool) -> None:
         self.header: Int64Array = np.zeros(SHARED_FIELDS, np.int64)
@@ -184,6 +184,8 @@ class SharedArrays:
         self.heap_stamps: Int64Array = np.zeros(0, np.int64)
         self.heap_nodes: UInt64Array = np.zeros(0, np.uint64)
         self.pools: dict[int, PoolArrays] = {}
+        # Capacity of all pools together.
+        self.pool_rows = 0
         self._addresses: Int64Array = np.zeros(1, np.int64)
         self._free_numbers: list[int] = []
         header = self.header
@@ -216,6 +218,7 @@ class SharedArrays:
         number = int(pool.header[POOL_NUMBER])
         self._addresses[number] = 0
         self._free_numbers.append(number)
+        self.pool_rows -= pool.rows
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every array that is shared by name, the header included."""
@@ -230,6 +233,7 @@ class SharedArrays:
     def clear(self) -> None:
         """Drop every pool and every candidate; clock, counters and settings stay."""
         self.pools.clear()
+        self.pool_rows = 0
         self._free_numbers.clear()
         self._addresses[:] = 0
         self.heap_stamps = np.zeros(0, np.int64)
@@ -263,14 +267,15 @@ class SharedArrays:
             pool.restore(pools[block_size])
             addresses[number] = address_of(pool.header)
             self.pools[block_size] = pool
-        self.grow_heap()
+            self.pool_rows += pool.rows
+        self.grow_heap(0)
         size = state["heap_stamps"].shape[0]
         self.heap_stamps[:size] = state["heap_stamps"]
         self.heap_nodes[:size] = state["heap_nodes"]
 
-    def grow_heap(self) -> None:
-        """Make room for every row of every pool: a release or an eviction must never have to grow."""
-        rows = sum(pool.rows for pool in self.pools.values())
+    def grow_heap(self, more: int) -> None:
+        """Make room for `more` rows than the pools have now: a release or an eviction must never have to grow."""
+        rows = self.pool_rows + more
         _resize(self.heap_stamps, rows, self.header, SHARED_HEAP_STAMPS)
         _resize(self.heap_nodes, rows, self.header, SHARED_HEAP_NODES)
         self.header[SHARED_HEAP_ROWS] = min(self.heap_stamps.shape[0], self.heap_nodes.shape[0])
@@ -327,11 +332,12 @@ class PoolArrays:
         _resize(self.tokens, rows, self.header, POOL_TOKENS)
         if self.header[POOL_DISK_ROWS]:
             self._resize_disks(rows)
-        self._grow_shared_heap(rows)
+        self.shared.grow_heap(rows - self.rows)
         rehash(self.table, table)
         self.table = table
         self.header[POOL_TABLE] = address_of(table)
         self.header[POOL_TABLE_SIZE] = table.shape[0]
+        self.shared.pool_rows += rows - self.rows
         self.header[POOL_ROWS] = rows
         if self.header[POOL_DISK_ROWS]:
             self.header[POOL_DISK_ROWS] = rows
@@ -345,14 +351,6 @@ class PoolArrays:
         before = self.disks.shape[0]
         _resize(self.disks, rows, self.header, POOL_DISKS)
         self.disks[before:] = NONE
-
-    def _grow_shared_heap(self, rows: int) -> None:
-        before = self.header[POOL_ROWS]
-        self.header[POOL_ROWS] = rows
-        try:
-            self.shared.grow_heap()
-        finally:
-            self.header[POOL_ROWS] = before
 
     def grow_suffixes(self, missing: int) -> None:
         """Make room for `missing` more partial suffixes than are free now."""

@@ -108,7 +108,7 @@ def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) ->
         )
     cache = None if directory is None else _cache_class(directory)
     compiled: dict[str, Callable[..., Any]] = {}
-    announced = False
+    announced = bool(_compiled)
     for name, (function, arguments) in group.items():
         # Without its runtime, Numba counts no references to arrays inside the loops; without Python's error model, it
         # tests no block size for 0.

@@ -113,6 +113,8 @@ def table_hash(value, multiplier):
     """32 bits that place a 64-bit hash in a table.
 
     Only finds candidates: forced to a constant, every answer stays the same. The secret odd multiplier
-    keeps clients from choosing tokens, and thereby keys, that crowd one place.
+    keeps clients from choosing tokens, and thereby keys, that crowd one place; the second round scatters
+    check hashes of siblings that differ in their last token, which are as close to each other as the tokens.
     """
-    return (value * multiplier) >> HALF_WORD
+    value = value * multiplier
+    return ((value ^ (value >> HALF_WORD)) * multiplier) >> HALF_WORD
