@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from metrale_numba import PrefixMatch, RadixTree, Spill
+from metrale_numba import NoPrefixCaching, PrefixMatch, RadixTree, Spill
 
 
 def next_state(state: int, token: int) -> int:
@@ -61,16 +61,18 @@ class Sequence:
 
     tokens: list[int]
     session: int
+    adapter: int
+    """What it is computed under, and so what all its calls on the cache name."""
+    state: int
+    """The recurrent state after the computed tokens."""
     table: list[int] = field(default_factory=list)
     """A block for each `block_size` tokens, with a pool reference on each."""
     held: int = 0
     """Tokens whose nodes it holds in the cache, always whole blocks."""
     computed: int = 0
     """Tokens whose KV is there."""
-    state: int = 0
-    """The recurrent state after them."""
     state_at_block_end: int = 0
-    """The recurrent state after the last whole block of them."""
+    """The recurrent state after the last whole block of these."""
 
 
 class Engine:
@@ -78,13 +80,15 @@ class Engine:
 
     def __init__(
         self,
-        cache: RadixTree,
+        cache: RadixTree | NoPrefixCaching,
         num_blocks: int,
         num_slots: int,
         tier_size: int,
     ) -> None:
         self.cache = cache
         self.block_size = cache.block_size
+        # Without sharing no look-up could match a partial suffix, and it would keep a block in vain.
+        self.publishes_suffixes = isinstance(cache, RadixTree) and cache.settings.partial_tail_sharing
         self.blocks = Pool(num_blocks)
         self.kv = np.zeros((num_blocks, self.block_size), np.uint32)
         self.slots = Pool(num_slots)
@@ -92,14 +96,14 @@ class Engine:
         self.tier: dict[int, tuple[int, int]] = {}
         self.tier_size = tier_size
 
-    def admit(self, tokens: Iterable[int], session: int = 0) -> Sequence | None:
+    def admit(self, tokens: Iterable[int], session: int = 0, adapter: int = 0) -> Sequence | None:
         """Begin a sequence with what is cached of its prompt; None if memory is short."""
-        sequence = Sequence(list(tokens), session)
+        sequence = Sequence(list(tokens), session, adapter, state=adapter)
         # Room for a copy, since nothing may be evicted between look-up and copy.
         if not self.make_room(1):
             return None
         prompt = sequence.tokens[:-1]
-        match = self.cache.lookup(prompt, session_hash=session)
+        match = self.cache.lookup(prompt, session_hash=session, adapter_id=adapter)
         sequence.table = match.matched_blocks.tolist()
         self.blocks.hold(sequence.table)
         if match.ssm_snapshot is not None:
@@ -110,7 +114,7 @@ class Engine:
         self.restore(sequence, match)
         lacking = -(-len(sequence.tokens) // self.block_size) - len(sequence.table)
         if not self.make_room(lacking):
-            self.cache.release_matched(prompt, None, match.matched_tokens)
+            self.cache.release_matched(prompt, None, match.matched_tokens, adapter_id=adapter)
             self.blocks.drop(sequence.table)
             return None
         sequence.table += [self.blocks.take() for _ in range(lacking)]
@@ -183,12 +187,13 @@ class Engine:
         return True
 
     def publish(self, sequence: Sequence) -> None:
-        """Let the cache have everything that is computed so far."""
-        done = sequence.tokens[: sequence.computed]
-        acquired = self.cache.insert(done, sequence.table, matched_tokens=sequence.held)
+        """Let the cache have everything that is computed so far, and that it can share."""
+        whole = sequence.computed - sequence.computed % self.block_size
+        done = sequence.tokens[: sequence.computed if self.publishes_suffixes else whole]
+        acquired = self.cache.insert(done, sequence.table, matched_tokens=sequence.held, adapter_id=sequence.adapter)
         self.blocks.hold(acquired.blocks)
         self.blocks.drop(acquired.released_blocks)
-        sequence.held = sequence.computed // self.block_size * self.block_size
+        sequence.held = whole
 
     def take_slot(self) -> int | None:
         """Hand out a slot, spilling snapshots until one is free; None if none will be."""
@@ -212,13 +217,16 @@ class Engine:
 
     def save_snapshot(self, sequence: Sequence, *, tail: bool = False) -> None:
         """Register the state after the last whole block, as a tail or for everyone."""
-        done = sequence.tokens[: sequence.computed // self.block_size * self.block_size]
+        # A cache that stores nothing leaves the slot to the engine, which has no use for it either.
+        if not self.cache.is_active():
+            return
+        done = sequence.tokens[: sequence.computed - sequence.computed % self.block_size]
         slot = self.take_slot() if done else None
         if slot is None:
             return
         self.states[slot] = sequence.state_at_block_end
         if tail:
-            displaced = self.cache.insert_tail_snapshot(done, slot, sequence.session)
+            displaced = self.cache.insert_tail_snapshot(done, slot, sequence.session, adapter_id=sequence.adapter)
         else:
             overwritten = self.cache.insert_intermediate_snapshot(
                 tokens=done,
@@ -227,13 +235,14 @@ class Engine:
                 block_size=None,
                 snapshot_id=slot,
                 session_hash=sequence.session,
+                adapter_id=sequence.adapter,
             )
             displaced = [] if overwritten is None else [overwritten]
         self.slots.drop(displaced)
 
     def end(self, sequence: Sequence) -> None:
         """End or abort a sequence: drop what it holds, in the cache and in the pool."""
-        self.cache.release(sequence.tokens[: sequence.held])
+        self.cache.release(sequence.tokens[: sequence.held], adapter_id=sequence.adapter)
         self.blocks.drop(sequence.table)
 
     def kv_of(self, sequence: Sequence) -> list[int]:

@@ -8,9 +8,11 @@ position and the value in the message. No value is ever wrapped, rounded or read
 from __future__ import annotations
 
 import operator
+import os
 import reprlib
 from array import array
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
@@ -27,6 +29,7 @@ __all__ = [
     "as_disk_block_ids",
     "as_matched_tokens",
     "as_name",
+    "as_path",
     "as_seconds",
     "as_slot",
     "as_tokens",
@@ -219,7 +222,6 @@ def as_check(value: object) -> int | None:
     return _as_int_within(value, "check", 0, MAX_UINT64)
 
 
-# The callers have let plain ints that are within pass already, at a third of what the way through here costs.
 def as_name(value: object) -> str:
     """Give the name of a pin as it is.
 
@@ -247,11 +249,35 @@ def as_seconds(value: object, name: str) -> float | None:
         return None
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name} must be a number of seconds, not {shown(value)} ({type(value).__name__})")
-    if not 0 <= value < float("inf"):
+    try:
+        seconds = float(value)
+    except OverflowError:
+        seconds = float("inf")
+    # Written so that NaN, which is on neither side of anything, is refused too.
+    if not 0 <= seconds < float("inf"):
         raise ValueError(f"{name} is {shown(value)}, but must be a finite number of seconds from 0 on")
-    return float(value)
+    return seconds
 
 
+def as_path(value: object) -> Path:
+    """Give the path of a file as a Path.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a str nor what stands for one.
+    ValueError
+        If it has a null character, which no path can have.
+    """
+    path = os.fspath(value) if isinstance(value, (str, os.PathLike)) else None
+    if not isinstance(path, str):
+        raise TypeError(f"path must be a str or a path, not {shown(value)} ({type(value).__name__})")
+    if "\0" in path:
+        raise ValueError(f"path is {shown(path)}, but cannot have a null character")
+    return Path(path)
+
+
+# The callers have let plain ints that are within pass already, at a third of what the way through here costs.
 def _as_int_within(value: object, name: str, least: int, most: int) -> int:
     if isinstance(value, (bool, np.bool_, np.ndarray)):
         # All of these can pass for an index: a bool as 0 or 1, an array if it has no dimension.

@@ -1,7 +1,8 @@
 """The command ``metrale-numba``: arguments in, replay results out as tables or as JSON.
 
 Relies on click for arguments and on rich for what a terminal shows. Results go to standard output, all else to
-standard error; the exit status is 0, 2 for bad arguments or a bad trace, 130 after Ctrl-C.
+standard error; the exit status is 0, 1 where nothing could be compiled or written, 2 for bad arguments or a bad
+trace, 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
 from time import monotonic
@@ -25,7 +26,16 @@ from rich.table import Table
 from rich.text import Text
 
 import metrale_numba
-from metrale_numba.replay import CallTimes, Replay, ReplayResult, Request, TraceError, TraceReader, chat_workload
+from metrale_numba.replay import (
+    TOKENS_PER_HASH_ID,
+    CallTimes,
+    Replay,
+    ReplayResult,
+    Request,
+    TraceError,
+    TraceReader,
+    chat_workload,
+)
 
 _INTERRUPTED_STATUS = 130
 """128 and the number of SIGINT, which is how a shell tells of a command that Ctrl-C ended."""
@@ -127,7 +137,10 @@ def replay(
         result, interrupted = _played(opening, ctrl_c, capacity, block_size)
         try:
             if as_json:
-                click.echo(_as_json(result, interrupted))
+                source = (
+                    {"seed": seed, "requests": requests, "sessions": sessions} if trace is None else {"trace": trace}
+                )
+                click.echo(_as_json(source, result, interrupted))
             else:
                 name = f"the built-in chat workload, seed {seed}" if trace is None else click.format_filename(trace)
                 _print_tables(Console(highlight=False), name, result, interrupted)
@@ -248,7 +261,7 @@ def _played(
             with ctrl_c.may_interrupt():
                 source = stack.enter_context(opening)
             with errors.status("Loading the kernels", spinner="line"), ctrl_c.may_interrupt():
-                metrale_numba.warmup()
+                _compile_kernels()
                 cache = metrale_numba.RadixTree(block_size=block_size)
             player = Replay(cache, block_size=block_size, capacity=capacity)
             with _progress(errors, source.fraction_done) as show_progress:
@@ -261,6 +274,13 @@ def _played(
         raise _BadTrace(str(error)) from None
     # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
     return player.result() if player else ReplayResult(block_size=block_size, capacity=capacity), interrupted
+
+
+def _compile_kernels() -> None:
+    try:
+        metrale_numba.warmup()
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _read_interruptibly(requests: Iterable[Request], ctrl_c: _CtrlC) -> Iterator[Request]:
@@ -301,8 +321,8 @@ def _progress(console: Console, fraction_done: Callable[[int], float | None]) ->
         yield show
 
 
-def _as_json(result: ReplayResult, interrupted: bool) -> str:
-    fields: dict[str, object] = {"interrupted": interrupted, **result._asdict()}
+def _as_json(source: Mapping[str, object], result: ReplayResult, interrupted: bool) -> str:
+    fields: dict[str, object] = {"interrupted": interrupted, "source": source, **result._asdict()}
     fields["microseconds_per_call"] = {
         call: times and {"calls": times.calls, "median": round(times.median, 3), "p99": round(times.p99, 3)}
         for call, times in _times(result).items()
@@ -322,17 +342,18 @@ def _print_tables(console: Console, name: str, result: ReplayResult, interrupted
     counts.add_column(justify="right")
     for label, value in (
         ("requests", f"{result.requests:,}"),
-        ("blocks", f"{result.blocks:,}"),
+        (f"blocks (hash ids of {TOKENS_PER_HASH_ID} tokens)", f"{result.blocks:,}"),
         ("hit blocks", f"{result.hit_blocks:,}"),
         ("hit rate in blocks", _percent(result.block_hit_rate)),
-        ("hit rate in tokens", _percent(result.token_hit_rate)),
+        ("hit rate in prompt tokens", _percent(result.token_hit_rate)),
         ("evicted blocks", f"{result.evicted_blocks:,}"),
         ("cached blocks", f"{result.cached_blocks:,}"),
         ("capacity in blocks", "no limit" if result.capacity is None else f"{result.capacity:,}"),
-        ("block size in tokens", f"{result.block_size:,}"),
+        ("tokens spelled per hash id", f"{result.block_size:,}"),
         ("seconds", f"{result.seconds:,.2f}"),
         ("seconds in the cache", f"{result.cache_seconds:,.2f}"),
-        ("requests per second", "-" if result.requests_per_second is None else f"{result.requests_per_second:,.0f}"),
+        ("requests per second", _rounded(result.requests_per_second)),
+        ("requests per second in the cache", _rounded(result.requests_per_cache_second)),
     ):
         counts.add_row(label, value)
     console.print(counts)
@@ -344,6 +365,9 @@ def _print_tables(console: Console, name: str, result: ReplayResult, interrupted
         row = ("0", "-", "-") if times is None else (f"{times.calls:,}", f"{times.median:,.1f}", f"{times.p99:,.1f}")
         calls.add_row(call, *row)
     console.print(calls)
+    # For who tries the command out; in a file it would be one more line to skip.
+    if result.capacity is None and console.file.isatty():
+        console.print(Text("Without a limit nothing is evicted; --blocks N sets one.", style="dim"))
 
 
 def _times(result: ReplayResult) -> dict[str, CallTimes | None]:
@@ -352,3 +376,7 @@ def _times(result: ReplayResult) -> dict[str, CallTimes | None]:
 
 def _percent(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.2%}"
+
+
+def _rounded(rate: float | None) -> str:
+    return "-" if rate is None else f"{rate:,.0f}"

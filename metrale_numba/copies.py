@@ -1,37 +1,44 @@
 """Copies of a cache: its whole state as plain arrays and numbers, and as a file that holds nothing executable.
 
-A file is a short header (magic, format version, length, checksum) and a NumPy archive without pickles. It is
-written beside its goal and moved there when it is whole. Reading trusts nothing: length, checksum, types,
+A file is a short header (magic, format version, length, checksum), a description in JSON, and the arrays' bytes. It
+is written beside its goal and moved there when it is whole. Reading trusts nothing: length, checksum, names,
 shapes and every index are checked before a cache is built on them, and the cache then checks its integrity.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
+import math
 import os
 import struct
+import sys
 import tempfile
-import zipfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from metrale_numba.arguments import as_count, as_name, as_path
 from metrale_numba.errors import CacheFileError
 from metrale_numba.kernels import layout
+from metrale_numba.kernels.arrays import table_size
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
+_Parts: TypeAlias = list[bytes | memoryview]
+_Types: TypeAlias = dict[str, np.dtype[Any]]
 
 FORMAT_VERSION: Final = 1
 _MAGIC: Final = b"METRALE\0"
-# Magic, format version, length of the archive, BLAKE2b of version, length and archive.
+# Magic, format version, length of the content, BLAKE2b of version, length and content.
 _HEADER: Final = struct.Struct("<8sIQ32s")
+# The content begins with the length of the description.
+_LENGTH: Final = struct.Struct("<Q")
+# No cache lives to see its clock here; from here on it could come to its end.
+_MAX_CLOCK: Final = 2**62
 
-_POOL_TYPES: Final = {
+_POOL_TYPES: Final[_Types] = {
     "header": np.dtype(np.int64),
     "nodes": layout.NODE,
     "links": layout.LINK,
@@ -41,12 +48,12 @@ _POOL_TYPES: Final = {
     "suffixes": layout.SUFFIX,
     "suffix_tokens": np.dtype(np.uint32),
 }
-_SHARED_TYPES: Final = {
+_SHARED_TYPES: Final[_Types] = {
     "header": np.dtype(np.int64),
     "heap_stamps": np.dtype(np.int64),
     "heap_nodes": np.dtype(np.uint64),
 }
-_INDEX_TYPES: Final = {
+_INDEX_TYPES: Final[_Types] = {
     "header": np.dtype(np.int64),
     "entries": layout.ENTRY,
     "residents": np.dtype(np.uint32),
@@ -54,12 +61,19 @@ _INDEX_TYPES: Final = {
     "depth_counts": np.dtype(np.uint32),
     "depth_bits": np.dtype(np.uint64),
 }
+_PIN_TYPE: Final = np.dtype(np.uint32)
+_GROUPS: Final[dict[str, _Types]] = {"shared": _SHARED_TYPES, "index": _INDEX_TYPES, "pool": _POOL_TYPES}
 
 
-def _checksum(version: int, archive: bytes | memoryview) -> bytes:
-    digest = hashlib.blake2b(struct.pack("<IQ", version, len(archive)), digest_size=32)
-    digest.update(archive)
+def _checksum(version: int, parts: _Parts) -> bytes:
+    digest = hashlib.blake2b(struct.pack("<IQ", version, sum(map(len, parts))), digest_size=32)
+    for part in parts:
+        digest.update(part)
     return digest.digest()
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
 
 
 def write_file(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Arrays) -> None:
@@ -70,17 +84,16 @@ def write_file(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Ar
     OSError
         If it cannot be written; the earlier file is untouched then.
     """
-    target = Path(path)
-    archive = io.BytesIO()
-    text = json.dumps(meta).encode()
-    np.savez(archive, allow_pickle=False, meta=np.frombuffer(text, np.uint8), **arrays)
-    content = archive.getbuffer()
-    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, len(content), _checksum(FORMAT_VERSION, content))
+    target = as_path(path)
+    shapes = [[name, *array.shape] for name, array in arrays.items()]
+    text = json.dumps({**meta, "byte_order": sys.byteorder, "arrays": shapes}).encode()
+    parts: _Parts = [_LENGTH.pack(len(text)), text, *(_bytes_of(array) for array in arrays.values())]
+    header = _HEADER.pack(_MAGIC, FORMAT_VERSION, sum(map(len, parts)), _checksum(FORMAT_VERSION, parts))
     descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(header)
-            file.write(content)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, target)
@@ -96,7 +109,7 @@ def write_file(path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Ar
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Arrays]:
-    """Read what :func:`write_file` wrote.
+    """Read what :func:`write_file` wrote. The arrays are views of what was read.
 
     Raises
     ------
@@ -105,28 +118,54 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Arrays]:
     CacheFileError
         If it is foreign, of a newer format, shorter or longer than it says, or damaged.
     """
-    content = Path(path).read_bytes()
-    if len(content) < _HEADER.size or not content.startswith(_MAGIC):
-        raise CacheFileError(f"{os.fspath(path)} is not a saved cache")
-    _, version, length, checksum = _HEADER.unpack_from(content)
-    if version > FORMAT_VERSION:
-        raise CacheFileError(
-            f"{os.fspath(path)} is of format {version}, newer than {FORMAT_VERSION}, the newest that is known here"
-        )
-    archive = memoryview(content)[_HEADER.size :]
-    if len(archive) != length:
-        raise CacheFileError(f"{os.fspath(path)} has {len(archive)} bytes of content where {length} were written")
-    if _checksum(version, archive) != checksum:
+    with as_path(path).open("rb") as file:
+        # Of what is not ours no more is read than this: it may have no end.
+        header = file.read(_HEADER.size)
+        if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+            raise CacheFileError(f"{os.fspath(path)} is not a saved cache")
+        _, version, length, checksum = _HEADER.unpack(header)
+        if version > FORMAT_VERSION:
+            raise CacheFileError(
+                f"{os.fspath(path)} is of format {version}, newer than {FORMAT_VERSION}, the newest that is known here"
+            )
+        content = file.read()
+    if len(content) != length:
+        raise CacheFileError(f"{os.fspath(path)} has {len(content)} bytes of content where {length} were written")
+    if _checksum(version, [content]) != checksum:
         raise CacheFileError(f"{os.fspath(path)} is damaged: its checksum is not that of its content")
     try:
-        with np.load(io.BytesIO(archive), allow_pickle=False) as loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-        meta = json.loads(arrays.pop("meta").tobytes())
-    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        return _taken_apart(content)
+    except (LookupError, TypeError, ValueError, RecursionError, struct.error) as error:
         raise CacheFileError(f"{os.fspath(path)} cannot be read as a saved cache: {error}") from error
+
+
+def _taken_apart(content: bytes) -> tuple[dict[str, Any], Arrays]:
+    """Split a file's content into the description and the arrays, each of the type that its name asks for."""
+    (length,) = _LENGTH.unpack_from(content)
+    start = _LENGTH.size + length
+    if start > len(content):
+        raise ValueError(f"its description ends at byte {start} of {len(content)}")
+    meta = json.loads(content[_LENGTH.size : start])
     if not isinstance(meta, dict):
-        raise CacheFileError(f"{os.fspath(path)} cannot be read as a saved cache: its description is no object")
+        raise TypeError("its description is no object")
+    if meta["byte_order"] != sys.byteorder:
+        raise ValueError(f"it was written on a machine of another byte order than {sys.byteorder}-endian")
+    arrays = {}
+    for name, *lengths in meta["arrays"]:
+        dtype = _type_of(as_name(name))
+        shape = [as_count(length, f"a length of {name}") for length in lengths]
+        arrays[name] = np.ndarray(shape, dtype, content, start)
+        start += math.prod(shape) * dtype.itemsize
+    if start != len(content):
+        raise ValueError(f"its arrays end at byte {start} of {len(content)}")
     return meta, arrays
+
+
+def _type_of(name: str) -> np.dtype[Any]:
+    group, _, rest = name.partition("/")
+    if group == "pin":
+        return _PIN_TYPE
+    return _GROUPS[group][rest.rpartition("/")[2]]
 
 
 def flatten(state: Mapping[str, Any]) -> Arrays:
@@ -150,6 +189,8 @@ def unflatten(arrays: Arrays, block_sizes: list[int]) -> dict[str, Any]:
     index = _take(arrays, "index/", _INDEX_TYPES)
     pools = {block_size: _take(arrays, f"pool/{block_size}/", _POOL_TYPES) for block_size in block_sizes}
     _require(shared["header"].shape == (layout.SHARED_FIELDS,), "shared/header")
+    _require(0 <= shared["header"][layout.SHARED_CLOCK] < _MAX_CLOCK, "clock")
+    _require(shared["heap_stamps"].ndim == 1, "shared/heap_stamps")
     _require(shared["heap_stamps"].shape == shared["heap_nodes"].shape, "shared/heap_nodes")
     numbers = []
     for block_size, pool in pools.items():
@@ -181,9 +222,10 @@ def _rows_or_none(rows: npt.NDArray[Any], size: int) -> bool:
 
 
 def _table_rows(table: npt.NDArray[np.uint64], size: int) -> bool:
-    """Whether a table has a free slot, and each used one names a row below `size`."""
+    """Whether a table has slots enough for so many rows, one of them free, and each used one names such a row."""
     used = table[table != layout.EMPTY_SLOT]
-    return used.size < table.size and bool(((used & np.uint64(layout.NONE)) < size).all())
+    is_large_enough = used.size < table.size >= table_size(size)
+    return is_large_enough and bool(((used & np.uint64(layout.NONE)) < size).all())
 
 
 def _check_pool(pool: Arrays, block_size: int) -> None:
@@ -211,6 +253,15 @@ def _check_pool(pool: Arrays, block_size: int) -> None:
     _require(first_root == layout.NONE or 0 <= first_root < rows, what)
 
 
+def has_disk_ids(pools: Mapping[int, Arrays]) -> bool:
+    """Whether a disk id is stored: a call that takes blocks out must make room for it, then."""
+    return any(
+        (pool["disks"] != layout.NONE).any()
+        or (pool["suffixes"]["disk"][pool["suffixes"]["node"] != layout.NONE] != layout.NONE).any()
+        for pool in pools.values()
+    )
+
+
 def _check_heap(shared: Arrays, pools: Mapping[int, Arrays]) -> None:
     rows = {int(pool["header"][layout.POOL_NUMBER]): pool["nodes"].size for pool in pools.values()}
     numbers = shared["heap_nodes"] >> np.uint64(32)
@@ -228,6 +279,7 @@ def _check_index(index: Arrays) -> None:
     _require(index["header"].shape == (layout.INDEX_FIELDS,), what)
     _require(entries.ndim == residents.ndim == index["table"].ndim == 1 and residents.size <= entries.size, what)
     _require((residents < entries.size).all() and (entries["depth"] >= 0).all(), what)
+    _require((entries["slot"] >= 0).all() and 0 <= index["header"][layout.INDEX_CLOCK] < _MAX_CLOCK, what)
     _require(_table_rows(index["table"], entries.size), what)
     _require(index["depth_counts"].shape == (layout.DEPTH_CLASSES,), what)
     _require(index["depth_bits"].shape == (layout.DEPTH_CLASSES // 64,), what)

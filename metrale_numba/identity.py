@@ -18,6 +18,8 @@ __all__ = ["adapter_key", "placeholder_tokens", "session_hash"]
 _TOP_BIT: Final = 1 << 63
 _PLACEHOLDER_BIT: Final = np.uint32(0x8000_0000)
 _SESSION_TOKENS: Final = 1024
+# Of more, the bytes could not be counted in an address.
+_MAX_PLACEHOLDERS: Final = 2**61 - 1
 
 
 def _bytes_of(value: object, name: str) -> bytes:
@@ -119,6 +121,8 @@ def placeholder_tokens(digest: bytes, n: int) -> Ids:
     if not digest:
         raise ValueError("digest is empty, so every input would get the same tokens")
     n = as_count(n, "n")
+    if n > _MAX_PLACEHOLDERS:
+        raise ValueError(f"n is {n}, outside 0..{_MAX_PLACEHOLDERS}")
     stream = hashlib.shake_256(b"metrale.placeholder" + digest).digest(4 * n)
     tokens: Ids = np.frombuffer(stream, "<u4").astype(np.uint32)
     tokens |= _PLACEHOLDER_BIT

@@ -167,10 +167,10 @@ class _InsertAcquiredFields(NamedTuple):
 class InsertAcquired(_Result, _InsertAcquiredFields):
     """What an insert began and ceased to store, for the caller to take and drop pool references.
 
-    The cache owns one pool reference on each block that it stores. First take one on each of `blocks` and
-    `disk_block_ids`, then drop one on each of `released_blocks` and `released_disk_block_ids`: in the other order a
-    block in both lists could be freed between. A chunk that was cached already keeps the block it has, so these
-    lists, and not the sequence's block table, say what to reference.
+    The cache owns one pool reference on a block for each place where it stores it. First take one for each entry of
+    `blocks` and `disk_block_ids`, then drop one for each entry of `released_blocks` and `released_disk_block_ids`: in
+    the other order a block in both lists could be freed between. A chunk that was cached already keeps the block it
+    has, so these lists, and not the sequence's block table, say what to reference.
 
     Immutable, unpackable, equal by value, not hashable. ``InsertAcquired()`` is the insert that changed nothing.
 
@@ -179,10 +179,13 @@ class InsertAcquired(_Result, _InsertAcquiredFields):
     disk_block_ids : ndarray of uint32
         Disk blocks the cache now refers to and did not before.
     blocks : ndarray of uint32
-        Blocks the cache now stores and did not before: those of new nodes, and of a new partial suffix.
+        Blocks the cache now stores in a place where it did not before: those of new nodes and of a new partial
+        suffix, and those adopted from the sequence. A block may be listed again while the cache stores it already:
+        with ``adopt_blocks``, a node may adopt the block that is still its parent's partial suffix. Count a
+        reference for every listing; a flag for each block would lose one.
     released_blocks : ndarray of uint32
-        Blocks the cache no longer stores: those of dropped or replaced partial suffixes, and those exchanged for a
-        sequence's own where the cache adopts blocks.
+        Blocks that left such a place: those of dropped or replaced partial suffixes, and those exchanged for a
+        sequence's own where the cache adopts blocks. Again one reference for every listing.
     released_disk_block_ids : ndarray of uint32
         Disk blocks the cache no longer refers to: those of dropped or replaced partial suffixes.
     """

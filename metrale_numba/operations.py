@@ -26,7 +26,7 @@ from metrale_numba.arguments import (
     as_tokens,
     as_u64,
 )
-from metrale_numba.copies import flatten, read_file, unflatten, write_file
+from metrale_numba.copies import flatten, has_disk_ids, read_file, unflatten, write_file
 from metrale_numba.errors import CacheFileError, IntegrityError
 from metrale_numba.interface import (
     EMPTY_IDS,
@@ -45,6 +45,8 @@ from metrale_numba.snapshot_index import SnapshotIndex, to_signed, to_unsigned
 
 # What kernels get for an array that a call has no use for: they refuse the read-only EMPTY_IDS.
 NO_ROOM = np.empty(0, np.uint32)
+# The check hash is a polynomial modulo this.
+_CHECK_PRIME = 2**64 - 59
 
 
 class Operations:
@@ -238,8 +240,8 @@ class Operations:
         adapter_id : int, default 0
             The adapter under which the prefix is cached.
         ttl : float, optional
-            Seconds on the monotonic clock after which the pin ends by itself; :meth:`evict` and :meth:`pins` look.
-            Default: it does not.
+            Seconds on the monotonic clock after which the pin ends by itself; :meth:`evict`, :meth:`pins` and
+            whatever else counts or evicts look. Default: it does not.
 
         Returns
         -------
@@ -414,9 +416,10 @@ class Operations:
             return self._index.stats()
 
     def stats_detail(self) -> StatsDetail:
-        """Read the counters and sizes of the tree, in one step. Changes nothing.
+        """Read the counters and sizes of the tree, in one step.
 
-        Takes time in proportion to the number of adapters that have blocks, for the last field.
+        Ends the pins whose time is over; changes nothing else. Takes time in proportion to the number of adapters
+        that have blocks, for the last field.
 
         Returns
         -------
@@ -425,6 +428,7 @@ class Operations:
         """
         tenants = kernels("adapters")
         with self._lock:
+            self._end_expired_pins()
             header: list[int] = self._shared.header.tolist()
             by_adapter: dict[int, int] = {}
             for pool in self._pools.values():
@@ -452,7 +456,8 @@ class Operations:
         """Count the blocks that repeated :meth:`evict` could free now, in constant time.
 
         Partial suffixes are included. Exact while holds nest, that is, while no block is held more often than the one
-        before it, as the protocol makes them; otherwise an upper bound. Changes nothing.
+        before it, as the protocol makes them; otherwise an upper bound. Ends the pins whose time is over, since
+        :meth:`evict` would do so first; changes nothing else.
 
         Returns
         -------
@@ -460,6 +465,8 @@ class Operations:
             Blocks, not nodes.
         """
         with self._lock:
+            if self._pins:
+                self._end_expired_pins()
             return int(self._shared.header[layout.SHARED_NUM_EVICTABLE])
 
     def memory_usage(self) -> dict[str, int]:
@@ -599,6 +606,8 @@ class Operations:
 
         Raises
         ------
+        TypeError, ValueError
+            If `path` is not what it should be.
         OSError
             If it cannot be written; an earlier file is untouched then.
         """
@@ -634,6 +643,9 @@ class Operations:
         try:
             secret = meta["check_secret"]
             base, multiplier = (as_u64(key, "hash_keys") for key in meta["hash_keys"])
+            # Of a base that is no residue of the prime, or blind, kernels would make check hashes that collide.
+            if not 2 <= base < _CHECK_PRIME or multiplier % 2 == 0:
+                raise ValueError("its hash keys are none that a cache has")
             block_sizes = [as_block_size(block_size, 0) for block_size in meta["block_sizes"]]
             holds = {
                 as_name(name): Hold(
@@ -645,11 +657,20 @@ class Operations:
                 )
                 for number, (name, matched_tokens, block_size, adapter_id, seconds) in enumerate(meta["pins"])
             }
+            saved = {**meta["settings"], "check_secret": None if secret is None else bytes.fromhex(secret)}
+            settings = resolve(**saved)
+            # What is missing or null would come from the environment.
+            if asdict(settings) != saved:
+                raise ValueError("its settings are not complete")
+            for name, hold in holds.items():
+                if hold.tokens.size != hold.matched_tokens:
+                    raise ValueError(f"pin {name!r} has {hold.tokens.size} tokens, not {hold.matched_tokens}")
+            state = unflatten(arrays, block_sizes)
+            if has_disk_ids(state["pools"]) and meta["has_disk_ids"] is not True:
+                raise ValueError("it has disk ids and says that it has none")
             return {
-                "settings": resolve(
-                    **{**meta["settings"], "check_secret": None if secret is None else bytes.fromhex(secret)}
-                ),
-                "hash_keys": (base, multiplier | 1),
+                "settings": settings,
+                "hash_keys": (base, multiplier),
                 "quotas": as_quotas(dict(meta["quotas"])),
                 "dead_keys": [as_u64(key, "dead_keys") for key in meta["dead_keys"]],
                 "epoch": as_count(meta["epoch"], "epoch"),
@@ -659,7 +680,7 @@ class Operations:
                 },
                 "holds": holds,
                 "has_disk_ids": bool(meta["has_disk_ids"]),
-                **unflatten(arrays, block_sizes),
+                **state,
             }
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise CacheFileError(f"{os.fspath(path)} cannot be read as a saved cache: {error}") from error

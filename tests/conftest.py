@@ -1,4 +1,4 @@
-"""How all tests run: the Hypothesis profiles, and an environment without cache settings.
+"""How all tests run: the Hypothesis profiles, an environment without cache settings, a clock that stands still.
 
 It relies on pytest loading this file before Hypothesis chooses its profile, and promises that ``normal`` holds unless
 ``--hypothesis-profile`` names another.
@@ -6,10 +6,12 @@ It relies on pytest loading this file before Hypothesis chooses its profile, and
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from pair import Clock
 
 #: For a second run under other circumstances.
 SHORT_EXAMPLES = 30
@@ -63,3 +65,11 @@ def _no_cache_variables() -> Iterator[None]:
         for name in CACHE_VARIABLES:
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The monotonic clock, which stands still but for what a test adds to its seconds."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock)
+    return clock

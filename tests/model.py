@@ -7,7 +7,9 @@ that the documented behaviour asks for, on valid input, and checks no input.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +18,10 @@ NONE = 0xFFFF_FFFF
 Tokens = tuple[int, ...]
 #: What the model has in the place of a check hash: the adapter and the tokens themselves, so that it cannot collide.
 Check = tuple[int, Tokens]
+
+
+class RefcountError(ValueError):
+    """What a strict cache says to a release that no sequence is entitled to."""
 
 
 class PrefixMatch(NamedTuple):
@@ -40,6 +46,14 @@ class InsertAcquired(NamedTuple):
 class EvictedBlocks(NamedTuple):
     physical: list[int]
     disk_block_ids: list[int]
+
+
+class Cleared(NamedTuple):
+    """All three in no order that a caller may rely on."""
+
+    blocks: EvictedBlocks
+    snapshot_slots: list[int]
+    tier_keys: list[int]
 
 
 class Spill(NamedTuple):
@@ -76,6 +90,18 @@ class StatsDetail(NamedTuple):
     num_blocks: int
     num_suffix_blocks: int
     clock: int
+    num_evictable: int
+    epoch: int
+    num_pinned_blocks: int
+    blocks_by_adapter: dict[int, int]
+
+
+class Pin(NamedTuple):
+    matched_tokens: int
+    num_blocks: int
+    block_size: int
+    adapter_id: int
+    seconds_left: float | None
 
 
 class Suffix(NamedTuple):
@@ -99,6 +125,19 @@ class Node:
     @property
     def chunk(self) -> Tokens:
         return self.prefix[-self.block_size :]
+
+
+class Hold(NamedTuple):
+    """What a name pins."""
+
+    tokens: Tokens
+    block_size: int
+    adapter_id: int
+    ends_at: float | None
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.tokens) // self.block_size
 
 
 @dataclass(eq=False)
@@ -127,7 +166,10 @@ def _ints(values: Iterable[int]) -> Tokens:
 
 
 class Model:
-    """The cache's methods under the cache's names, arguments and defaults; lists where the cache has arrays."""
+    """The cache's methods under the cache's names, arguments and defaults; lists where the cache has arrays.
+
+    `now` is the clock that pins go by.
+    """
 
     def __init__(
         self,
@@ -141,6 +183,10 @@ class Model:
         adopt_blocks: bool = False,
         block_size: int = 16,
         check_secret: bytes | None = None,
+        strict: bool = False,
+        max_pinned_blocks: int | None = None,
+        quotas: Mapping[int, int] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.partial_tail_sharing = partial_tail_sharing
         self.tail_protect = tail_protect
@@ -150,6 +196,10 @@ class Model:
         self.hermetic = hermetic
         self.adopt_blocks = adopt_blocks
         self.block_size = block_size
+        self.strict = strict
+        self.max_pinned_blocks = max_pinned_blocks
+        self.quotas = dict(quotas or {})
+        self.now = now
 
         self.nodes: dict[tuple[int, int, Tokens], Node] = {}
         self.clock = 0
@@ -157,11 +207,16 @@ class Model:
         self.misses = 0
         self.hit_tokens = 0
         self.over_releases = 0
+        self.holds: dict[str, Hold] = {}
+        self.epoch = 0
+        self.adapter_drops: Counter[int] = Counter()
 
         self.entries: list[Entry] = []
         self.index_clock = 0
         self.leased_session = 0
+        self.leased_adapter = 0
         self.evictions_since_lookup = 0
+        self.dead_keys: list[int] = []
         self.counts = dict.fromkeys(SnapshotStats._fields, 0)
 
     # ---------------------------------------------------------------------------------------------------- the tree
@@ -170,7 +225,13 @@ class Model:
         return True
 
     def lookup(
-        self, tokens: Iterable[int], block_size: int | None = None, session_hash: int = 0, adapter_id: int = 0
+        self,
+        tokens: Iterable[int],
+        block_size: int | None = None,
+        session_hash: int = 0,
+        adapter_id: int = 0,
+        *,
+        record: bool = True,
     ) -> PrefixMatch:
         tokens = _ints(tokens)
         full, lent = self._match(tokens, block_size or self.block_size, adapter_id)
@@ -184,14 +245,16 @@ class Model:
         if all(disk == NONE for disk in disks):
             disks = []
         if matched == 0:
-            self.misses += 1
+            self.misses += record
             return PrefixMatch([], [], 0)
         self._hold(full)
-        self.hits += 1
-        self.hit_tokens += matched
+        self.hits += record
+        self.hit_tokens += matched * record
 
         match = PrefixMatch(blocks, disks, matched)
         entry = self._find_snapshot(tokens, matched, session_hash, adapter_id)
+        if record:
+            self._record(entry, matched, session_hash, adapter_id)
         if entry is None:
             return match
         match = match._replace(ssm_snapshot_is_tail=entry.tail, ssm_snapshot_check=entry.check)
@@ -203,6 +266,11 @@ class Model:
         tokens = _ints(tokens)
         full, lent = self._match(tokens, block_size or self.block_size, adapter_id)
         return len(tokens) if lent is not None else sum(node.block_size for node in full)
+
+    def peek_many(
+        self, prompts: Iterable[Iterable[int]], block_size: int | None = None, adapter_id: int = 0
+    ) -> list[int]:
+        return [self.peek_matched_tokens(tokens, block_size, adapter_id) for tokens in prompts]
 
     def pin_prefix(self, tokens: Iterable[int], block_size: int | None = None, adapter_id: int = 0) -> int:
         matched = self.peek_matched_tokens(tokens, block_size, adapter_id)
@@ -228,8 +296,11 @@ class Model:
         self.clock += 1
 
         full = len(tokens) // block_size
+        num_stored = min(full, len(table))
+        if adapter_id in self.quotas:
+            num_stored = self._make_quota(tokens, block_size, adapter_id, num_stored, acquired)
         node: Node | None = None
-        for i in range(min(full, len(table))):
+        for i in range(num_stored):
             owned = i * block_size >= matched_tokens
             prefix = tokens[: (i + 1) * block_size]
             parent, node = node, self.nodes.get((adapter_id, block_size, prefix))
@@ -257,7 +328,7 @@ class Model:
                 acquired.disk_block_ids.append(disks[i])
 
         rest = tokens[full * block_size :]
-        if rest and len(table) > full and node is not None:
+        if num_stored == full and rest and len(table) > full and node is not None:
             old, new = node.suffix, Suffix(rest, table[full], disks[full])
             node.suffix = new
             if old is None or old.block != new.block:
@@ -273,10 +344,10 @@ class Model:
         return acquired
 
     def release(self, tokens: Iterable[int], block_size: int | None = None, adapter_id: int = 0) -> None:
-        for node in self._path(_ints(tokens), block_size or self.block_size, adapter_id):
-            if node.count <= 1:
-                self.over_releases += 1
-            node.count = max(node.count - 1, 0)
+        path = self._path(_ints(tokens), block_size or self.block_size, adapter_id)
+        if self.strict and any(node.count <= 1 for node in path):
+            raise RefcountError
+        self._drop(path)
 
     def release_matched(
         self, tokens: Iterable[int], block_size: int | None, matched_tokens: int, adapter_id: int = 0
@@ -284,29 +355,51 @@ class Model:
         self.release(_ints(tokens)[:matched_tokens], block_size, adapter_id)
 
     def evict(self, num_blocks: int) -> EvictedBlocks:
+        self._end_pins()
         evicted = EvictedBlocks([], [])
-        while len(evicted.physical) < num_blocks:
-            parents = {id(node.parent) for node in self.nodes.values()}
-            leaves = [node for node in self.nodes.values() if id(node) not in parents]
-            candidates = [node for node in leaves if node.count <= 1]
-            if not candidates:
-                break
-            victim = min(candidates, key=lambda node: node.stamp)
-            del self.nodes[victim.adapter_id, victim.block_size, victim.prefix]
-            for holder in (victim, victim.suffix):
-                if holder is not None:
-                    evicted.physical.append(holder.block)
-                    if holder.disk != NONE:
-                        evicted.disk_block_ids.append(holder.disk)
+        while len(evicted.physical) < num_blocks and self._evict_oldest(list(self.nodes.values()), evicted):
+            pass
         return evicted
+
+    def evict_from(self, adapter_id: int, num_blocks: int) -> EvictedBlocks:
+        self._end_pins()
+        evicted = EvictedBlocks([], [])
+        while len(evicted.physical) < num_blocks and self._evict_oldest(self._nodes_of(adapter_id), evicted):
+            pass
+        return evicted
+
+    def num_evictable(self) -> int:
+        """Count what repeated `evict` would free, and no more: all but what is held, and the way there."""
+        self._end_pins()
+        kept: set[int] = set()
+        for node in self.nodes.values():
+            above: Node | None = node if node.count > 1 else None
+            while above is not None and id(above) not in kept:
+                kept.add(id(above))
+                above = above.parent
+        return sum(1 if node.suffix is None else 2 for node in self.nodes.values() if id(node) not in kept)
+
+    def holds_nest(self) -> bool:
+        """Whether no node is held more often than its parent."""
+        return all(max(node.count, 1) <= max(node.parent.count, 1) for node in self.nodes.values() if node.parent)
 
     def stats(self) -> tuple[int, int]:
         return len(self.nodes), len(self.nodes)
 
     def stats_detail(self) -> StatsDetail:
-        suffixes = [node.suffix for node in self.nodes.values() if node.suffix is not None]
+        self._end_pins()
         return StatsDetail(
-            self.hits, self.misses, self.hit_tokens, self.over_releases, len(self.nodes), len(suffixes), self.clock
+            cache_hits=self.hits,
+            cache_misses=self.misses,
+            cache_hit_tokens=self.hit_tokens,
+            over_releases=self.over_releases,
+            num_blocks=len(self.nodes),
+            num_suffix_blocks=sum(node.suffix is not None for node in self.nodes.values()),
+            clock=self.clock,
+            num_evictable=self.num_evictable(),
+            epoch=self.epoch,
+            num_pinned_blocks=sum(hold.num_blocks for hold in self.holds.values()),
+            blocks_by_adapter=dict(Counter(node.adapter_id for node in self.nodes.values())),
         )
 
     def check_integrity(self) -> None:
@@ -353,6 +446,141 @@ class Model:
             node.count += 1
             node.stamp = self.clock
 
+    def _drop(self, path: list[Node]) -> None:
+        for node in path:
+            if node.count <= 1:
+                self.over_releases += 1
+            node.count = max(node.count - 1, 0)
+
+    def _nodes_of(self, adapter_id: int) -> list[Node]:
+        return [node for node in self.nodes.values() if node.adapter_id == adapter_id]
+
+    def _evict_oldest(self, nodes: list[Node], evicted: EvictedBlocks) -> bool:
+        """Evict the oldest of `nodes` that is a leaf and that nobody holds; False if there is none."""
+        parents = {id(node.parent) for node in self.nodes.values()}
+        candidates = [node for node in nodes if id(node) not in parents and node.count <= 1]
+        if not candidates:
+            return False
+        self._remove_node(min(candidates, key=lambda node: node.stamp), evicted)
+        return True
+
+    def _remove_node(self, node: Node, evicted: EvictedBlocks) -> None:
+        del self.nodes[node.adapter_id, node.block_size, node.prefix]
+        for holder in (node, node.suffix):
+            if holder is not None:
+                evicted.physical.append(holder.block)
+                if holder.disk != NONE:
+                    evicted.disk_block_ids.append(holder.disk)
+
+    # ----------------------------------------------------------------------------------------------- epochs and tenants
+
+    def clear(self) -> Cleared:
+        evicted = EvictedBlocks([], [])
+        for node in list(self.nodes.values()):
+            self._remove_node(node, evicted)
+        slots = [entry.slot for entry in self.entries if not entry.spilled]
+        keys = [entry.key for entry in self.entries if entry.spilled]
+        self.entries.clear()
+        self.holds.clear()
+        self.leased_session = 0
+        self.epoch += 1
+        return Cleared(evicted, slots, keys)
+
+    def drop_adapter(self, adapter_id: int) -> Cleared:
+        cleared = Cleared(EvictedBlocks([], []), [], [])
+        for node in self._nodes_of(adapter_id):
+            self._remove_node(node, cleared.blocks)
+        for entry in self._sweep(lambda entry: entry.check[0] == adapter_id):
+            if entry.spilled:
+                cleared.tier_keys.append(entry.key)
+            else:
+                cleared.snapshot_slots.append(entry.slot)
+        self.holds = {name: hold for name, hold in self.holds.items() if hold.adapter_id != adapter_id}
+        if self.leased_adapter == adapter_id:
+            self.leased_session = 0
+        self.adapter_drops[adapter_id] += 1
+        return cleared
+
+    def adapter_epoch(self, adapter_id: int) -> int:
+        return self.epoch + self.adapter_drops[adapter_id]
+
+    def set_quota(self, adapter_id: int, blocks: int | None) -> None:
+        if blocks is None:
+            self.quotas.pop(adapter_id, None)
+        else:
+            self.quotas[adapter_id] = blocks
+
+    def _make_quota(
+        self, tokens: Tokens, block_size: int, adapter_id: int, count: int, acquired: InsertAcquired
+    ) -> int:
+        """Evict what an insert of `count` chunks would put an adapter past its quota; say how many it may store."""
+        path = self._path(tokens[: count * block_size], block_size, adapter_id)
+        missing = count - len(path)
+        if missing == 0:
+            return count
+        evicted = EvictedBlocks(acquired.released_blocks, acquired.released_disk_block_ids)
+        others = [node for node in self._nodes_of(adapter_id) if node not in path]
+        while len(path) + len(others) + missing > self.quotas[adapter_id] and self._evict_oldest(others, evicted):
+            others = [node for node in self._nodes_of(adapter_id) if node not in path]
+        room = self.quotas[adapter_id] - len(path) - len(others)
+        return len(path) + min(missing, max(room, 0))
+
+    # ------------------------------------------------------------------------------------------------------------- pins
+
+    def pin(
+        self,
+        name: str,
+        tokens: Iterable[int],
+        block_size: int | None = None,
+        adapter_id: int = 0,
+        ttl: float | None = None,
+    ) -> int:
+        self._end_pins()
+        tokens = _ints(tokens)
+        block_size = block_size or self.block_size
+        matched = self.peek_matched_tokens(tokens, block_size, adapter_id)
+        hold = Hold(tokens[:matched], block_size, adapter_id, None if ttl is None else self.now() + ttl)
+        pinned = sum(other.num_blocks for key, other in self.holds.items() if key != name) + hold.num_blocks
+        if self.max_pinned_blocks is not None and pinned > self.max_pinned_blocks:
+            raise ValueError
+        self.pin_prefix(tokens, block_size, adapter_id)
+        self._unpin(name)
+        if matched > 0:
+            self.holds[name] = hold
+        return matched
+
+    def unpin(self, name: str) -> bool:
+        self._end_pins()
+        return self._unpin(name)
+
+    def pins(self) -> dict[str, Pin]:
+        self._end_pins()
+        return {
+            name: Pin(
+                len(hold.tokens),
+                hold.num_blocks,
+                hold.block_size,
+                hold.adapter_id,
+                None if hold.ends_at is None else hold.ends_at - self.now(),
+            )
+            for name, hold in self.holds.items()
+        }
+
+    def _unpin(self, name: str) -> bool:
+        hold = self.holds.pop(name, None)
+        if hold is None:
+            return False
+        self._drop(self._path(hold.tokens, hold.block_size, hold.adapter_id))
+        return True
+
+    def ended(self) -> list[str]:
+        """The names whose time is over, but that nobody has looked at since."""
+        return [name for name, hold in self.holds.items() if hold.ends_at is not None and hold.ends_at <= self.now()]
+
+    def _end_pins(self) -> None:
+        for name in self.ended():
+            self._unpin(name)
+
     # --------------------------------------------------------------------------------------------- the snapshot index
 
     def insert_with_snapshot(
@@ -387,15 +615,12 @@ class Model:
         self, tokens: Iterable[int], snapshot_id: int, session_hash: int = 0, adapter_id: int = 0
     ) -> list[int]:
         freed: list[int] = []
-        i = 0
-        while session_hash != 0 and i < len(self.entries):
-            entry = self.entries[i]
-            if entry.session != session_hash or not (entry.tail or entry.sibling):
-                i += 1
-                continue
-            if not entry.spilled and entry.slot != snapshot_id:
-                freed.append(entry.slot)
-            self._remove(entry)
+        if session_hash != 0:
+            for entry in self._sweep(lambda entry: entry.session == session_hash and (entry.tail or entry.sibling)):
+                if entry.spilled:
+                    self._bury(entry.key)
+                elif entry.slot != snapshot_id:
+                    freed.append(entry.slot)
         displaced, _ = self._write(_ints(tokens), snapshot_id, session_hash, adapter_id, tail=True)
         return freed if displaced is None else [*freed, displaced]
 
@@ -424,6 +649,8 @@ class Model:
             self.counts["evictions"] += 1
             return Drop(victim.slot, victim.depth)
         victim.spilled = True
+        if victim.key in self.dead_keys:
+            self.dead_keys.remove(victim.key)
         self.counts["tier_spills"] += 1
         return Spill(victim.slot, victim.key, victim.depth, victim.check)
 
@@ -452,6 +679,10 @@ class Model:
         self.counts["tier_reaps"] += 1
         return True
 
+    def take_dead_tier_keys(self) -> list[int]:
+        keys, self.dead_keys = self.dead_keys, []
+        return keys
+
     def snapshot_count(self) -> int:
         return len(self.entries)
 
@@ -470,6 +701,23 @@ class Model:
         last = self.entries.pop()
         if last is not entry:
             self.entries[place] = last
+
+    def _sweep(self, goes: Callable[[Entry], bool]) -> list[Entry]:
+        """Remove every entry that goes, in order; the last one moves into each hole and is looked at next."""
+        gone: list[Entry] = []
+        i = 0
+        while i < len(self.entries):
+            if goes(self.entries[i]):
+                gone.append(self.entries[i])
+                self._remove(self.entries[i])
+            else:
+                i += 1
+        return gone
+
+    def _bury(self, key: int) -> None:
+        """Enter the key of a spilled entry that is no more."""
+        if key not in self.dead_keys:
+            self.dead_keys.append(key)
 
     def _write(
         self,
@@ -500,6 +748,8 @@ class Model:
             self.entries.append(new)
             return None, True
         self.entries[self.entries.index(old)] = new
+        if old.spilled:
+            self._bury(old.key)
         return (None if old.spilled or old.slot == slot else old.slot), False
 
     def _register(self, tokens: Tokens, slot: int, session: int, adapter_id: int, sibling: bool = False) -> int | None:
@@ -509,10 +759,7 @@ class Model:
         return displaced
 
     def _find_snapshot(self, tokens: Tokens, matched: int, session: int, adapter_id: int) -> Entry | None:
-        """Answer the snapshot half of a look-up that matched something, with its lease, counters and stamp."""
-        if session != 0:
-            self.leased_session = session
-            self.evictions_since_lookup = 0
+        """Find, and stamp, the deepest snapshot within the match that the session may see."""
         found: Entry | None = None
         for entry in self.entries:
             if entry.depth > matched or entry.check != (adapter_id, tokens[: entry.depth]):
@@ -521,18 +768,26 @@ class Model:
                 continue
             if found is None or entry.depth > found.depth:
                 found = entry
+        if found is not None:
+            self.index_clock += 1
+            found.stamp = self.index_clock
+        return found
+
+    def _record(self, found: Entry | None, matched: int, session: int, adapter_id: int) -> None:
+        """Give the session the lease, and count the snapshot half of a look-up that matched something."""
+        if session != 0:
+            self.leased_session = session
+            self.leased_adapter = adapter_id
+            self.evictions_since_lookup = 0
         self.counts["lookups"] += 1
         if found is None:
             self.counts["recompute_tokens_on_miss"] += matched
-            return None
-        self.index_clock += 1
-        found.stamp = self.index_clock
+            return
         self.counts["hits"] += 1
         self.counts["anchor_depth_sum"] += found.depth
         self.counts["recompute_tokens_on_hit"] += matched - found.depth
         if found.spilled:
             self.counts["tier_hits"] += 1
-        return found
 
     def _victim(self, legacy: bool) -> Entry | None:
         eligible = [entry for entry in self.entries if not entry.spilled]

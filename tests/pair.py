@@ -1,14 +1,21 @@
 """A cache and the model, called side by side.
 
 Every call goes to both, and every answer is compared. It relies on the model being right, but keeps books of its own
-on what the cache took and gave back: :class:`Pair` promises that no block, disk block or slot comes back that the
-cache did not hold, and that a drained cache holds none. :func:`forge` makes prompts whose tier keys collide.
+on what the cache took and gave back: :class:`Pair` promises that no block, disk block, slot or tier key comes back
+that the cache did not hold, and that a drained cache holds none. The cache may be exchanged for a copy of itself at
+any time, or be called beside one. :func:`forge` makes prompts whose tier keys collide.
 """
 
 from __future__ import annotations
 
+import copy
+import pickle
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +35,46 @@ FORMS: tuple[Callable[[Tokens], Any], ...] = (
     tuple,
     lambda ids: np.array(ids, dtype=">u4"),
 )
+
+
+class Clock:
+    """A monotonic clock that goes on only when it is told to; it takes the place of :func:`time.monotonic`."""
+
+    def __init__(self) -> None:
+        self.seconds = 4096.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What stands for the answer of a call that raised."""
+
+    error: str
+    message: str = field(compare=False)
+
+
+def load_what_is_saved(cache: Any) -> Any:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "cache")
+        cache.save(path)
+        return type(cache).load(path)
+
+
+#: The answers, and the fields of answers, that are lists and not arrays, and those that are arrays of keys.
+PLAIN_LISTS = ("insert_tail_snapshot", "peek_many", "snapshot_slots")
+KEY_ARRAYS = ("tier_keys", "take_dead_tier_keys")
+
+KEYWORD_ONLY = {"record"}
+
+#: The ways to copy a cache.
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
+    "oldest pickle": lambda cache: pickle.loads(pickle.dumps(cache, 2)),
+    "deepcopy": copy.deepcopy,
+    "file": load_what_is_saved,
+}
 
 PRIME = 0x100_0000_01B3
 PRIME_INVERSE = pow(PRIME, -1, 2**64)
@@ -81,18 +128,23 @@ class Books:
 
 
 class Pair:
-    """A new cache and a new model with the same settings.
+    """A new cache and a new model with the same settings, and at times a copy of the cache.
 
     The methods are the cache's own; they take every argument, and return the model's answer once the cache's has been
     found equal.
     """
 
     def __init__(self, make_cache: Callable[..., Any], settings: Mapping[str, Any]) -> None:
-        self.model = Model(**settings)
+        # The clock that the cache will ask, which may be one of a test's.
+        self.model = Model(**settings, now=time.monotonic)
         self.cache = make_cache(**settings)
+        #: A copy of the cache, which answers every call like the cache itself.
+        self.twin: Any = None
         self.blocks = Books("block")
         self.disks = Books("disk block")
         self.slots = Books("slot")
+        #: The tier keys under which bytes are stored.
+        self.stored_keys: set[int] = set()
         self.freed: list[int] = []
         self.numbers: dict[Check, int] = {}
         self.identities: dict[int, Check] = {}
@@ -102,13 +154,17 @@ class Pair:
 
     # ------------------------------------------------------------------------------------------------ the tree's calls
 
-    def lookup(self, tokens: Tokens, block_size: int, session: int, adapter: int) -> Any:
-        return self._call("lookup", tokens=tokens, block_size=block_size, session_hash=session, adapter_id=adapter)
+    def lookup(self, tokens: Tokens, block_size: int, session: int, adapter: int, record: bool = True) -> Any:
+        arguments = {"tokens": tokens, "block_size": block_size, "session_hash": session, "adapter_id": adapter}
+        return self._call("lookup", **arguments, **({} if record else {"record": False}))
 
     def peek(self, tokens: Tokens, block_size: int, adapter: int) -> int:
         return self._call("peek_matched_tokens", tokens=tokens, block_size=block_size, adapter_id=adapter)
 
-    def pin(self, tokens: Tokens, block_size: int, adapter: int) -> int:
+    def peek_many(self, prompts: tuple[Tokens, ...], block_size: int, adapter: int) -> list[int]:
+        return self._call("peek_many", prompts=prompts, block_size=block_size, adapter_id=adapter)
+
+    def pin_prefix(self, tokens: Tokens, block_size: int, adapter: int) -> int:
         return self._call("pin_prefix", tokens=tokens, block_size=block_size, adapter_id=adapter)
 
     def insert(self, tokens: Tokens, table: Tokens, disks: Tokens, block_size: int, matched: int, adapter: int) -> Any:
@@ -122,14 +178,48 @@ class Pair:
             adapter_id=adapter,
         )
 
-    def release(self, tokens: Tokens, block_size: int, adapter: int) -> None:
-        self._call("release", tokens=tokens, block_size=block_size, adapter_id=adapter)
+    def release(self, tokens: Tokens, block_size: int, adapter: int) -> Refusal | None:
+        return self._call("release", tokens=tokens, block_size=block_size, adapter_id=adapter)
 
-    def release_matched(self, tokens: Tokens, block_size: int, matched: int, adapter: int) -> None:
-        self._call("release_matched", tokens=tokens, block_size=block_size, matched_tokens=matched, adapter_id=adapter)
+    def release_matched(self, tokens: Tokens, block_size: int, matched: int, adapter: int) -> Refusal | None:
+        arguments = {"tokens": tokens, "block_size": block_size, "matched_tokens": matched, "adapter_id": adapter}
+        return self._call("release_matched", **arguments)
 
     def evict(self, num_blocks: int) -> Any:
-        return self._call("evict", num_blocks=num_blocks)
+        # Asking would end the pins whose time is over, which is for the call itself to do.
+        foreseen = self.cache.num_evictable() if self.model.holds_nest() and not self.model.ended() else None
+        evicted = self._call("evict", num_blocks=num_blocks)
+        if foreseen is not None:
+            freed = len(evicted.physical)
+            assert freed == foreseen - self.cache.num_evictable(), f"{freed} of {foreseen} blocks were freed"
+            assert freed == foreseen or freed in (num_blocks, num_blocks + 1), f"{foreseen} blocks could be freed"
+        return evicted
+
+    # ----------------------------------------------------------------------------------------------- epochs and tenants
+
+    def clear(self) -> Any:
+        return self._call("clear")
+
+    def drop_adapter(self, adapter: int) -> Any:
+        return self._call("drop_adapter", adapter_id=adapter)
+
+    def set_quota(self, adapter: int, blocks: int | None) -> None:
+        self._call("set_quota", adapter_id=adapter, blocks=blocks)
+
+    def evict_from(self, adapter: int, num_blocks: int) -> Any:
+        return self._call("evict_from", adapter_id=adapter, num_blocks=num_blocks)
+
+    # ------------------------------------------------------------------------------------------------------------- pins
+
+    def pin(self, name: str, tokens: Tokens, block_size: int, adapter: int, ttl: float | None = None) -> int | Refusal:
+        arguments = {"name": name, "tokens": tokens, "block_size": block_size, "adapter_id": adapter, "ttl": ttl}
+        return self._call("pin", **arguments)
+
+    def unpin(self, name: str) -> bool:
+        return self._call("unpin", name=name)
+
+    def pins(self) -> dict[str, Any]:
+        return self._call("pins")
 
     # ----------------------------------------------------------------------------------------------- the index's calls
 
@@ -198,6 +288,9 @@ class Pair:
     def evict_slot(self, slot: int) -> bool:
         return self._call("evict_snapshot_slot", slot=slot)
 
+    def take_dead_keys(self) -> list[int]:
+        return self._call("take_dead_tier_keys")
+
     def forget(self, key: int) -> bool:
         return self._call("forget_snapshot_tier_key", key=key)
 
@@ -209,10 +302,31 @@ class Pair:
             number = next(n for n in range(2**64 - 1, 0, -1) if n not in self.identities)
         wanted = self.model.promote_snapshot(key, slot, check)
         self._agree(self.cache.promote_snapshot(key, slot, number), wanted, "promote_snapshot")
+        if self.twin is not None:
+            self._agree(self.twin.promote_snapshot(key, slot, number), wanted, "promote_snapshot")
         if wanted:
             self.slots.take([slot])
+            self.stored_keys.remove(key)
         self.sound = True
         return wanted
+
+    # ----------------------------------------------------------------------------------------------------------- copies
+
+    def copy(self, way: str) -> None:
+        """Make a copy, the twin from now on, which gets every call too and has to give the same answers."""
+        self.sound = False
+        before = _counters_of_the_process()
+        self.twin = COPIES[way](self.cache)
+        assert _counters_of_the_process() == before
+        assert type(self.twin) is type(self.cache)
+        assert self.twin.settings == self.cache.settings
+        self.sound = True
+
+    def part(self, keep_the_copy: bool) -> None:
+        """Go on with one of the two."""
+        if keep_the_copy and self.twin is not None:
+            self.cache = self.twin
+        self.twin = None
 
     # ------------------------------------------------------------------------------------------------ comparing, books
 
@@ -222,15 +336,33 @@ class Pair:
         self.cache.check_integrity()
         self._agree(self.cache.stats(), self.model.stats(), "stats")
         self._agree(self.cache.snapshot_count(), self.model.snapshot_count(), "snapshot_count")
-        self._agree(self.cache.stats_detail(), self.model.stats_detail(), "stats_detail")
         self._agree(self.cache.snapshot_stats(), self.model.snapshot_stats(), "snapshot_stats")
-        detail = self.cache.stats_detail()
+        self._agree(self.cache.epoch, self.model.epoch, "epoch")
+        for adapter in {node.adapter_id for node in self.model.nodes.values()} | self.model.adapter_drops.keys():
+            self._agree(self.cache.adapter_epoch(adapter), self.model.adapter_epoch(adapter), "adapter_epoch")
+        detail, wanted = self.cache.stats_detail(), self.model.stats_detail()
+        num_evictable = self.cache.num_evictable()
+        assert num_evictable == detail.num_evictable
+        if not self.model.holds_nest():
+            assert num_evictable >= wanted.num_evictable
+            wanted = wanted._replace(num_evictable=num_evictable)
+        self._agree(detail, wanted, "stats_detail")
         assert self.blocks.total() == detail.num_blocks + detail.num_suffix_blocks
         assert self.slots.total() == sum(not entry.spilled for entry in self.model.entries)
+        assert self.stored_keys == {entry.key for entry in self.spilled()} | set(self.model.dead_keys)
+        if self.twin is not None:
+            self.twin.check_integrity()
+            for name in ("stats", "snapshot_count", "snapshot_stats", "stats_detail"):
+                _must_be_the_same(getattr(self.cache, name)(), getattr(self.twin, name)(), name)
         self.sound = True
 
     def drain(self) -> None:
         """Take every hold away, evict everything, and find that all came back."""
+        for name in self.pins():
+            assert self.unpin(name)
+        if self.model.strict:
+            # Holds that do not nest cannot all be given up where no node may fall below its own reference.
+            self.clear()
         for node in sorted(self.model.nodes.values(), key=lambda node: -len(node.prefix)):
             while node.count > 1:
                 self.release(node.prefix, node.block_size, node.adapter_id)
@@ -244,26 +376,37 @@ class Pair:
         for key in [entry.key for entry in self.model.entries]:
             assert self.forget(key)
         assert self.cache.snapshot_count() == 0
+        self.take_dead_keys()
+        assert not self.stored_keys
         self.compare_state()
 
-    def _call(self, name: str, **arguments: Any) -> Any:
+    def _call(self, name: str, /, **arguments: Any) -> Any:
         self.sound = False
         self.calls += 1
-        wanted = getattr(self.model, name)(**arguments)
-        given = dict(arguments)
-        for i, (argument, value) in enumerate(arguments.items()):
-            if isinstance(value, tuple):
-                given[argument] = FORMS[(self.calls + i) % len(FORMS)](value)
-        if self.calls % 3 == 0 and arguments.get("block_size") == self.model.block_size:
-            given["block_size"] = None
-        method = getattr(self.cache, name)
-        got = method(*given.values()) if self.calls % 2 else method(**given)
-        _scribble(given.values())
+        wanted = _answer(getattr(self.model, name), (), arguments)
+        got = self._ask(self.cache, name, arguments)
         self._agree(got, wanted, name)
-        self._keep_books(name, arguments, got)
+        if self.twin is not None:
+            _must_be_the_same(got, self._ask(self.twin, name, arguments), name)
+        if not isinstance(got, Refusal):
+            self._keep_books(name, arguments, got)
         _scribble(got if isinstance(got, tuple) else ())
         self.sound = True
         return wanted
+
+    def _ask(self, cache: Any, name: str, arguments: Mapping[str, Any]) -> Any:
+        """Call the cache with the arguments in one of their forms, and write over them afterwards."""
+        given = dict(arguments)
+        for i, (argument, value) in enumerate(arguments.items()):
+            if isinstance(value, tuple):
+                form = FORMS[(self.calls + i) % len(FORMS)]
+                given[argument] = [form(prompt) for prompt in value] if argument == "prompts" else form(value)
+        if self.calls % 3 == 0 and arguments.get("block_size") == self.model.block_size:
+            given["block_size"] = None
+        by_name = given if self.calls % 2 == 0 else {key: given[key] for key in given.keys() & KEYWORD_ONLY}
+        got = _answer(getattr(cache, name), [given[key] for key in given if key not in by_name], by_name)
+        _scribble(given.values())
+        return got
 
     def _register(self, name: str, **arguments: Any) -> Any:
         slot = arguments["snapshot_id"]
@@ -280,7 +423,16 @@ class Pair:
     def _keep_books(self, name: str, arguments: Mapping[str, Any], got: Any) -> None:
         if "snapshot_id" in arguments:
             self.slots.take([arguments["snapshot_id"]])
-        if name == "lookup":
+        if name in ("clear", "drop_adapter"):
+            self._give_back(got.blocks)
+            for slot in got.snapshot_slots:
+                self._free(slot)
+            self._delete(got.tier_keys)
+        elif name == "take_dead_tier_keys":
+            self._delete(got)
+        elif name == "forget_snapshot_tier_key":
+            self._delete([arguments["key"]] if got else [])
+        elif name == "lookup":
             self.blocks.has(got.matched_blocks)
             self.disks.has(disk for disk in got.matched_disk_block_ids if disk != NONE)
             self.slots.has([] if got.ssm_snapshot is None else [got.ssm_snapshot])
@@ -290,14 +442,15 @@ class Pair:
             displaced, acquired = got
             self._acquire(acquired)
             self._free(displaced)
-        elif name == "evict":
-            self.blocks.give(got.physical)
-            self.disks.give(got.disk_block_ids)
+        elif name in ("evict", "evict_from"):
+            self._give_back(got)
         elif name == "insert_tail_snapshot":
             for slot in got:
                 self._free(slot)
         elif name == "evict_snapshot_to_tier":
             self._free(None if got is None else got.slot)
+            if hasattr(got, "key"):
+                self.stored_keys.add(got.key)
         elif name == "evict_snapshot_slot":
             self._free(arguments["slot"] if got else None)
         elif name in ("insert_intermediate_snapshot", "insert_tail_sibling_snapshot", "evict_snapshot_lru"):
@@ -309,6 +462,15 @@ class Pair:
         self.disks.take(acquired.disk_block_ids)
         self.disks.give(acquired.released_disk_block_ids)
 
+    def _give_back(self, evicted: Any) -> None:
+        self.blocks.give(evicted.physical)
+        self.disks.give(evicted.disk_block_ids)
+
+    def _delete(self, keys: Iterable[int]) -> None:
+        for key in keys:
+            assert int(key) in self.stored_keys, f"nothing is stored under the key {key}"
+            self.stored_keys.remove(int(key))
+
     def _free(self, slot: int | None) -> None:
         if slot is not None:
             self.slots.give([slot])
@@ -316,21 +478,29 @@ class Pair:
 
     def _agree(self, got: Any, wanted: Any, where: str) -> None:
         """Fail unless the cache's answer is the model's: same kind, same fields, same values."""
-        if hasattr(wanted, "_fields"):
+        if isinstance(wanted, list):
+            _agree_on_list(got, wanted, where)
+        elif hasattr(wanted, "_fields"):
             assert type(got).__name__ == type(wanted).__name__, f"{where}: got {got}, wanted {wanted}"
             assert got._fields == wanted._fields, where
+            if where in ("clear", "drop_adapter"):
+                got, wanted = _sorted(got), _sorted(wanted)
             for field, value in wanted._asdict().items():
-                if isinstance(value, list):
-                    _agree_on_ids(getattr(got, field), value, f"{where}.{field}")
-                elif field.endswith("check"):
+                if field.endswith("check"):
                     self._agree_on_check(getattr(got, field), value, f"{where}.{field}")
                 else:
                     self._agree(getattr(got, field), value, f"{where}.{field}")
-        elif isinstance(wanted, tuple | list):
-            assert type(got) is type(wanted), f"{where}: got {got}, wanted {wanted}"
+        elif isinstance(wanted, tuple):
+            assert type(got) is tuple, f"{where}: got {got}, wanted {wanted}"
             assert len(got) == len(wanted), f"{where}: got {got}, wanted {wanted}"
             for i, (mine, value) in enumerate(zip(got, wanted, strict=True)):
                 self._agree(mine, value, f"{where}[{i}]")
+        elif isinstance(wanted, dict):
+            assert type(got) is dict, f"{where}: got {got}, wanted {wanted}"
+            assert got.keys() == wanted.keys(), f"{where}: got {got}, wanted {wanted}"
+            assert where != "pins" or list(got) == list(wanted), f"{where}: got {got}, wanted {wanted}"
+            for key, value in wanted.items():
+                self._agree(got[key], value, f"{where}[{key!r}]")
         else:
             assert type(got) is type(wanted), f"{where}: got {got!r}, wanted {wanted!r}"
             assert got == wanted, f"{where}: got {got!r}, wanted {wanted!r}"
@@ -362,9 +532,51 @@ class Pair:
         return [entry for entry in self.model.entries if entry.spilled]
 
 
-def _agree_on_ids(got: Any, wanted: list[int], where: str) -> None:
+def _answer(call: Callable[..., Any], arguments: Iterable[Any], by_name: Mapping[str, Any]) -> Any:
+    """What a call answers, be it a refusal."""
+    try:
+        return call(*arguments, **by_name)
+    except ValueError as error:
+        return Refusal(type(error).__name__, str(error))
+
+
+def _counters_of_the_process() -> tuple[int, int, int]:
+    return metrale_numba.cache_hit_count(), metrale_numba.cache_miss_count(), metrale_numba.cache_hit_tokens_total()
+
+
+def _must_be_the_same(got: Any, again: Any, where: str) -> None:
+    """Fail unless a cache and its copy answer the same, to the last array and the order in it."""
+    if isinstance(got, np.ndarray):
+        assert got.dtype == again.dtype, f"{where}: {got.dtype}, and of the copy {again.dtype}"
+        assert got.tolist() == again.tolist(), f"{where}: {got}, and from the copy {again}"
+    elif isinstance(got, dict):
+        assert list(got.items()) == list(again.items()), f"{where}: {got}, and from the copy {again}"
+    else:
+        assert type(got) is type(again), f"{where}: {got!r}, and from the copy {again!r}"
+        assert got == again, f"{where}: {got!r}, and from the copy {again!r}"
+
+
+def _sorted(cleared: Any) -> Any:
+    """What was forgotten, in order, for none is promised."""
+
+    def in_order(ids: Any) -> Any:
+        return np.sort(ids) if isinstance(ids, np.ndarray) else sorted(ids)
+
+    evicted, slots, keys = cleared
+    physical, disks = evicted
+    return type(cleared)(type(evicted)(in_order(physical), in_order(disks)), in_order(slots), in_order(keys))
+
+
+def _agree_on_list(got: Any, wanted: list[int], where: str) -> None:
+    """Fail unless the answer is the list, in the form that it has in the cache."""
+    what = where.rpartition(".")[2]
+    if what in PLAIN_LISTS:
+        assert type(got) is list, f"{where}: got {got!r}"
+        assert all(type(number) is int for number in got), f"{where}: got {got!r}"
+        assert got == wanted, f"{where}: got {got}, wanted {wanted}"
+        return
     assert isinstance(got, np.ndarray), f"{where}: got {got!r}"
-    assert got.dtype == np.uint32, f"{where}: dtype {got.dtype}"
+    assert got.dtype == (np.uint64 if what in KEY_ARRAYS else np.uint32), f"{where}: dtype {got.dtype}"
     assert got.ndim == 1, f"{where}: {got.ndim} dimensions"
     assert got.tolist() == wanted, f"{where}: got {got.tolist()}, wanted {wanted}"
 
@@ -373,5 +585,5 @@ def _scribble(values: Iterable[Any]) -> None:
     for value in values:
         if isinstance(value, np.ndarray) and value.flags.writeable:
             value[...] = SCRIBBLE
-        elif isinstance(value, metrale_numba.InsertAcquired):
+        elif isinstance(value, (list, metrale_numba.InsertAcquired, metrale_numba.EvictedBlocks)):
             _scribble(tuple(value))

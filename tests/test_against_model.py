@@ -1,12 +1,14 @@
 """The cache against the model, driven by Hypothesis: any calls on the tree, any on the snapshot index, lawful callers.
 
 It relies on :mod:`pair` to compare every answer and to keep the books; the machines here decide what to call. After
-each step the cache checks its own integrity and tells everything it counts; at the end it is drained. The machines
-promise to reach the rare paths: prompts share prefixes, alphabets are tiny, and tier keys collide on purpose.
+each step the cache checks its own integrity and tells everything it counts; at the end it is drained. In between it
+is copied, and the test goes on with the copy. The machines promise to reach the rare paths: prompts share prefixes,
+alphabets are tiny, and tier keys collide on purpose.
 """
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from model import NONE, Entry, Tokens, tier_key
-from pair import Pair, forge
+from pair import COPIES, Clock, Pair, forge
 
 from metrale_numba import RadixTree
 
@@ -37,6 +39,9 @@ SETTINGS = st.fixed_dictionaries(
         "hermetic": st.sampled_from((False, False, False, True)),
         "adopt_blocks": st.sampled_from((False, False, True)),
         "check_secret": st.sampled_from((None, b"secret")),
+        "strict": st.sampled_from((False, False, True)),
+        "max_pinned_blocks": st.sampled_from((None, 0, 3, 8, None)),
+        "quotas": st.sampled_from((None, None, None, None, {0: 4, 1: 0}, {1: 9, 7: 3, 2**64 - 1: 1})),
     }
 )
 
@@ -69,6 +74,13 @@ RECIPES = st.builds(
 #: A number that a rule spreads over its choices.
 NUMBER = st.integers(0, 23)
 SESSION = st.sampled_from(SESSIONS)
+RECORD = st.sampled_from((True, True, True, False))
+#: Those that come first are taken first when an example shrinks; those that forget much are rare.
+OPERATIONS = ("evict_from",) * 6 + ("set_quota",) * 5 + ("take_dead_keys",) * 4 + ("peek_many",) * 3
+OPERATIONS += ("drop_adapter",) * 5 + ("clear",)
+WORTH_FORGETTING = 8
+NAMES = ("system", "tools", "", "\u00e9\U0001f600\ud800")
+TTLS = (None, None, 0, 0.5, 1, 2.25, 10)
 
 
 class Machine(RuleBasedStateMachine):
@@ -91,7 +103,11 @@ class Machine(RuleBasedStateMachine):
         first_block: int,
         first_slot: int,
     ) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.clock = Clock()
+        self.patch.setattr(time, "monotonic", self.clock)
         self.pair = Pair(RadixTree, {**chosen, "block_size": sizes[0]})
+        self.steps_of_twins = 0
         self.sizes = sizes
         self.alphabet = alphabet
         self.next_block = first_block
@@ -106,6 +122,107 @@ class Machine(RuleBasedStateMachine):
         # After a failure there is nothing to learn from draining, and its errors would hide the first.
         if hasattr(self, "pair") and self.pair.sound:
             self.pair.drain()
+        if hasattr(self, "patch"):
+            self.patch.undo()
+
+    # --------------------------------------------------------------------------------- what an operator asks of a cache
+
+    @rule(kind=st.sampled_from(OPERATIONS), which=NUMBER)
+    def operate(self, kind: str, which: int) -> None:
+        """Make one of the calls that go to an adapter, or to everything."""
+        adapter = self.prompts[which % len(self.prompts)].adapter if self.prompts and which % 4 else ADAPTERS[which % 5]
+        if kind == "evict_from":
+            if which % 3:
+                self.let_go(adapter)
+            self.pair.evict_from(adapter, (1, 2, 0, 3, 10**9)[which % 5])
+        elif kind == "set_quota":
+            self.pair.set_quota(adapter, (None, 5, None, 0, None, 10, 2, None)[which % 8])
+        elif kind == "take_dead_keys":
+            self.pair.take_dead_keys()
+        elif kind == "peek_many":
+            prompts = tuple(prompt.tokens for prompt in self.prompts[: which % 5])
+            self.pair.peek_many(prompts, self.sizes[which % len(self.sizes)], adapter)
+        elif len(self.pair.model.nodes) + len(self.pair.model.entries) < WORTH_FORGETTING and which:
+            # What is hardly anything yet is left to grow.
+            return
+        elif kind == "drop_adapter":
+            self.pair.drop_adapter(adapter)
+            self.forgotten(adapter)
+        else:
+            self.pair.clear()
+            self.forgotten(None)
+
+    def forgotten(self, adapter: int | None) -> None:
+        """Take note that an adapter's part of the cache was forgotten, or all of it."""
+
+    def let_go(self, adapter: int) -> None:
+        """Give up holds of an adapter."""
+        for prompt in self.prompts:
+            if prompt.adapter == adapter:
+                self.pair.release(prompt.tokens, prompt.block_size, adapter)
+
+    @precondition(lambda self: self.prompts)
+    @rule(base=NUMBER, let_go=st.booleans(), spare=st.integers(-2, 3), recipe=RECIPES, how=NUMBER)
+    def insert_into_a_full_quota(self, base: int, let_go: bool, spare: int, recipe: Recipe, how: int) -> None:
+        """Leave an adapter too little room for one more of its prompts, mostly for this one time."""
+        adapter = self.prompts[base % len(self.prompts)].adapter
+        if let_go:
+            self.let_go(adapter)
+        num_blocks = sum(node.adapter_id == adapter for node in self.pair.model.nodes.values())
+        self.pair.set_quota(adapter, max(num_blocks + spare, 0))
+        self.insert_whole(self.prompt(recipe)._replace(adapter=adapter), with_disks=how % 2 == 1)
+        if how % 8:
+            self.pair.set_quota(adapter, None)
+
+    @rule(recipe=RECIPES, name=st.sampled_from(NAMES), ttl=st.sampled_from(TTLS))
+    def pin(self, recipe: Recipe, name: str, ttl: float | None) -> None:
+        prompt = self.prompt(recipe)
+        self.pair.pin(name, prompt.tokens, prompt.block_size, prompt.adapter, ttl)
+
+    @precondition(lambda self: self.pair.model.holds)
+    @rule(name=st.sampled_from(NAMES))
+    def unpin(self, name: str) -> None:
+        self.pair.unpin(name)
+
+    @precondition(lambda self: self.pair.model.holds)
+    @rule(seconds=st.sampled_from((0.25, 0.5, 1, 2, 10)), recipe=RECIPES, how=NUMBER)
+    def let_time_pass(self, seconds: float, recipe: Recipe, how: int) -> None:
+        """Let pins come to their end, and let one call or another be the first to notice."""
+        self.clock.seconds += seconds
+        kind = how % 8
+        if kind == 0:
+            self.pair.evict((1, 3, 10**9)[how // 8])
+        elif kind == 1:
+            self.pair.evict_from(ADAPTERS[how // 8], 10**9)
+        elif kind == 2:
+            self.pair.pins()
+        elif kind == 3:
+            self.pair.unpin(NAMES[how // 8])
+        elif kind == 4:
+            prompt = self.prompt(recipe)
+            self.pair.pin(NAMES[how // 8], prompt.tokens, prompt.block_size, prompt.adapter, seconds)
+        elif kind == 5:
+            self.insert_whole(self.prompt(recipe), with_disks=False)
+        elif kind == 6:
+            self.pair.copy(list(COPIES)[how // 8])
+            self.pair.part(keep_the_copy=how // 8 != 2)
+
+    def insert_whole(self, prompt: Prompt, with_disks: bool) -> None:
+        """Insert a prompt in the way that suits the machine."""
+        self.insert(prompt, 4 if with_disks else 0)
+
+    @rule(way=st.sampled_from(tuple(COPIES)), keep_the_copy=st.booleans(), steps=st.sampled_from((0, 2, 5)))
+    def copy(self, way: str, keep_the_copy: bool, steps: int) -> None:
+        """Copy the cache and go on with one of the two, at once or after some steps of both."""
+        self.pair.copy(way)
+        self.keep_the_copy = keep_the_copy
+        self.steps_of_twins = steps
+
+    @invariant()
+    def twins_part_after_some_steps(self) -> None:
+        if self.pair.twin is not None and self.steps_of_twins == 0:
+            self.pair.part(self.keep_the_copy)
+        self.steps_of_twins -= 1
 
     # ---------------------------------------------------------------------------------------------------- ingredients
 
@@ -217,10 +334,10 @@ class Machine(RuleBasedStateMachine):
 class TreeMachine(Machine):
     """Any calls on the tree in any order, right or wrong; snapshots only as far as they share a call with it."""
 
-    @rule(recipe=RECIPES, session=SESSION)
-    def lookup(self, recipe: Recipe, session: int) -> None:
+    @rule(recipe=RECIPES, session=SESSION, record=RECORD)
+    def lookup(self, recipe: Recipe, session: int, record: bool) -> None:
         prompt = self.prompt(recipe)
-        self.pair.lookup(prompt.tokens, prompt.block_size, session, prompt.adapter)
+        self.pair.lookup(prompt.tokens, prompt.block_size, session, prompt.adapter, record)
 
     @precondition(lambda self: self.prompts)
     @rule(base=NUMBER, parts=st.lists(st.integers(1, 15), min_size=1, max_size=3), letter=st.integers(0, 3))
@@ -237,7 +354,7 @@ class TreeMachine(Machine):
     @rule(recipe=RECIPES, take=st.booleans())
     def peek_or_pin(self, recipe: Recipe, take: bool) -> None:
         prompt = self.prompt(recipe)
-        call = self.pair.pin if take else self.pair.peek
+        call = self.pair.pin_prefix if take else self.pair.peek
         call(prompt.tokens, prompt.block_size, prompt.adapter)
 
     @rule(recipe=RECIPES, how=NUMBER)
@@ -312,18 +429,18 @@ class TreeMachine(Machine):
 class SnapshotMachine(Machine):
     """Any calls on the snapshot index in any order, over prompts that the tree holds or does not."""
 
-    @rule(recipe=RECIPES, session=SESSION)
-    def lookup(self, recipe: Recipe, session: int) -> None:
+    @rule(recipe=RECIPES, session=SESSION, record=RECORD)
+    def lookup(self, recipe: Recipe, session: int, record: bool) -> None:
         prompt = self.prompt(recipe)
-        self.pair.lookup(prompt.tokens, prompt.block_size, session, prompt.adapter)
+        self.pair.lookup(prompt.tokens, prompt.block_size, session, prompt.adapter, record)
 
     @precondition(lambda self: self.prompts)
-    @rule(base=NUMBER, letters=st.lists(st.integers(0, 3), max_size=1), session=SESSION)
-    def lookup_an_earlier_prompt(self, base: int, letters: list[int], session: int) -> None:
+    @rule(base=NUMBER, letters=st.lists(st.integers(0, 3), max_size=1), session=SESSION, record=RECORD)
+    def lookup_an_earlier_prompt(self, base: int, letters: list[int], session: int, record: bool) -> None:
         adapter, block_size, tokens = self.prompts[base % len(self.prompts)]
         for letter in letters:
             tokens += self.chunk(letter, block_size)
-        self.pair.lookup(tokens, block_size, session, adapter)
+        self.pair.lookup(tokens, block_size, session, adapter, record)
 
     @rule(recipe=RECIPES, how=NUMBER, session=SESSION)
     def register(self, recipe: Recipe, how: int, session: int) -> None:
@@ -494,6 +611,18 @@ class SnapshotMachine(Machine):
         self.remember(Prompt(old_adapter, block_size, old_tokens))
         self.pair.lookup(old_tokens, block_size, session, old_adapter)
 
+    @precondition(lambda self: len({entry.check[0] for entry in self.pair.model.entries}) > 1)
+    @rule(which=NUMBER, spills=st.integers(0, 2))
+    def drop_the_adapter_of_an_entry(self, which: int, spills: int) -> None:
+        """Forget some of several adapters' entries, and let what is left say where it stands."""
+        entries = self.pair.model.entries
+        adapter = entries[which % len(entries)].check[0]
+        for _ in range(spills):
+            self.pair.evict_to_tier(0)
+        self.pair.drop_adapter(adapter)
+        if which % 2:
+            self.pair.evict_lru()
+
     @rule(num_blocks=st.sampled_from((0, 1, 4)))
     def evict(self, num_blocks: int) -> None:
         self.pair.evict(num_blocks)
@@ -525,6 +654,24 @@ class ProtocolMachine(Machine):
         super().__init__()
         self.running: list[Sequence] = []
 
+    def forgotten(self, adapter: int | None) -> None:
+        # What such a sequence held is forgotten, and a release of it would take what somebody else holds by now.
+        self.running = [sequence for sequence in self.running if adapter not in (None, sequence.adapter)]
+
+    def let_go(self, adapter: int) -> None:
+        for sequence in [sequence for sequence in self.running if sequence.adapter == adapter]:
+            self.running.remove(sequence)
+            self.end(sequence)
+
+    def insert_whole(self, prompt: Prompt, with_disks: bool) -> None:
+        sequence = self.start(prompt, 0, with_disks)
+        self.publish(sequence, len(sequence.tokens))
+        self.end(sequence)
+
+    @invariant()
+    def holds_nest(self) -> None:
+        assert self.pair.model.holds_nest()
+
     @invariant()
     def what_a_sequence_holds_stays_cached(self) -> None:
         for sequence in self.running:
@@ -536,14 +683,16 @@ class ProtocolMachine(Machine):
         if hasattr(self, "pair") and self.pair.sound:
             for sequence in self.running:
                 self.end(sequence)
+            for name in self.pair.pins():
+                self.pair.unpin(name)
             self.pair.evict(10**9)
             assert self.pair.cache.stats() == (0, 0), "a hold was leaked"
         super().teardown()
 
-    def start(self, prompt: Prompt, session: int, with_disks: bool) -> Sequence:
+    def start(self, prompt: Prompt, session: int, with_disks: bool, record: bool = True) -> Sequence:
         """Look a prompt up and lay out its blocks; what was lent for a part of a block is copied to one of its own."""
         adapter, block_size, tokens = prompt
-        match = self.pair.lookup(tokens, block_size, session, adapter)
+        match = self.pair.lookup(tokens, block_size, session, adapter, record)
         held = match.matched_tokens - match.matched_tokens % block_size
         reused = match.matched_blocks[: held // block_size]
         fresh = self.new_blocks(-(-len(tokens) // block_size) - len(reused))
@@ -570,11 +719,16 @@ class ProtocolMachine(Machine):
             )
         else:
             self.pair.insert(tokens, sequence.table, sequence.disks, size, sequence.held, sequence.adapter)
-        sequence.held = max(sequence.held, count - count % size)
+        stored = count
+        if sequence.adapter in self.pair.model.quotas:
+            # A chunk that was there already is not listed, so only the cache can tell how many are stored.
+            stored = self.pair.peek(tokens, size, sequence.adapter)
+        sequence.held = max(sequence.held, stored - stored % size)
         self.remember(Prompt(sequence.adapter, size, tokens))
 
     def end(self, sequence: Sequence) -> None:
-        self.pair.release(sequence.tokens[: sequence.held], sequence.block_size, sequence.adapter)
+        held = sequence.tokens[: sequence.held]
+        assert self.pair.release(held, sequence.block_size, sequence.adapter) is None, "it was refused"
 
     @rule(
         recipe=RECIPES,
@@ -593,9 +747,9 @@ class ProtocolMachine(Machine):
             if part:
                 self.publish(sequence, sequence.held + missing * part // 4, snapshot=part == 4)
 
-    @rule(recipe=RECIPES, session=SESSION, with_disks=st.booleans())
-    def serve_at_once(self, recipe: Recipe, session: int, with_disks: bool) -> None:
-        sequence = self.start(self.prompt(recipe), session, with_disks)
+    @rule(recipe=RECIPES, session=SESSION, with_disks=st.booleans(), record=RECORD)
+    def serve_at_once(self, recipe: Recipe, session: int, with_disks: bool, record: bool) -> None:
+        sequence = self.start(self.prompt(recipe), session, with_disks, record)
         self.publish(sequence, len(sequence.tokens))
         self.pair.insert_tail(sequence.tokens, self.slot(1), session, sequence.adapter)
         self.end(sequence)
@@ -604,10 +758,10 @@ class ProtocolMachine(Machine):
     def abort_before_any_insert(self, recipe: Recipe, session: int, pin: bool) -> None:
         adapter, block_size, tokens = self.prompt(recipe)
         if pin:
-            matched = self.pair.pin(tokens, block_size, adapter)
+            matched = self.pair.pin_prefix(tokens, block_size, adapter)
         else:
             matched = self.pair.lookup(tokens, block_size, session, adapter).matched_tokens
-        self.pair.release_matched(tokens, block_size, matched, adapter)
+        assert self.pair.release_matched(tokens, block_size, matched, adapter) is None, "it was refused"
 
     @precondition(lambda self: self.running)
     @rule(which=NUMBER, quarters=st.integers(1, 4), snapshot=st.booleans())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gzip
 import json
@@ -35,11 +36,13 @@ FIELDS = {
     "block_hit_rate",
     "token_hit_rate",
     "requests_per_second",
+    "requests_per_cache_second",
     "seconds",
     "cache_seconds",
     "block_size",
     "capacity",
     "interrupted",
+    "source",
     "microseconds_per_call",
 }
 # Seconds that nothing takes, not even compiling on a busy machine.
@@ -126,6 +129,13 @@ class OnTerminal:
         return piece
 
 
+def pieces_of(screen: int) -> Iterator[bytes]:
+    """What was written to a terminal that nobody has open any more."""
+    with contextlib.suppress(OSError):  # What Linux answers at the end.
+        while True:
+            yield os.read(screen, 4_096)
+
+
 @pytest.fixture
 def on_terminal() -> Iterator[Callable[..., OnTerminal]]:
     started: list[OnTerminal] = []
@@ -156,7 +166,7 @@ def test_counts_and_rates_of_a_small_trace(trace: Path) -> None:
     assert fields["token_hit_rate"] == (1_024 + 512) / 3_900
     assert (fields["capacity"], fields["block_size"], fields["interrupted"]) == (None, 1, False)
     assert fields["microseconds_per_call"]["evict"] is None
-    assert fields["requests_per_second"] > 0
+    assert 0 < fields["requests_per_second"] < fields["requests_per_cache_second"]
 
 
 def test_blocks_limits_the_cache_and_block_size_changes_no_count(trace: Path) -> None:
@@ -164,6 +174,16 @@ def test_blocks_limits_the_cache_and_block_size_changes_no_count(trace: Path) ->
     assert [fields[name] for name in COUNTS] == [3, 9, 3, 3, 3]
     assert (fields["capacity"], fields["block_size"]) == (3, 16)
     assert fields["microseconds_per_call"]["evict"]["calls"] == 2
+
+
+def test_json_names_the_trace_that_was_played(trace: Path) -> None:
+    assert json_of(run("replay", trace, "--json"))["source"] == {"trace": str(trace)}
+
+
+def test_json_names_what_shaped_the_built_in_workload() -> None:
+    fields = json_of(run("replay", "--json", "--seed", 3, "--requests", 50, "--sessions", 2, "--limit", 5))
+    assert fields["source"] == {"seed": 3, "requests": 50, "sessions": 2}
+    assert fields["requests"] == 5
 
 
 def test_limit_stops_before_what_lies_behind_it(trace: Path) -> None:
@@ -207,16 +227,19 @@ def test_tables_name_every_figure_and_fit_80_columns(trace: Path) -> None:
     rows = [line.split() for line in finished.stdout.decode().splitlines()]
     for row in (
         ["requests", "3"],
-        ["blocks", "9"],
+        ["blocks", "(hash", "ids", "of", "512", "tokens)", "9"],
         ["hit", "blocks", "3"],
         ["hit", "rate", "in", "blocks", "33.33%"],
-        ["hit", "rate", "in", "tokens", "39.38%"],
+        ["hit", "rate", "in", "prompt", "tokens", "39.38%"],
         ["evicted", "blocks", "3"],
         ["cached", "blocks", "3"],
+        ["capacity", "in", "blocks", "3"],
+        ["tokens", "spelled", "per", "hash", "id", "1"],
     ):
         assert row in rows
-    firsts = [" ".join(row[:3]) for row in rows]
-    assert "requests per second" in firsts
+    labels = [" ".join(row[:-1]) for row in rows]
+    assert "requests per second" in labels
+    assert "requests per second in the cache" in labels
     assert [row[:2] for row in rows if row and row[0] in ("lookup", "insert", "evict", "release")] == [
         ["lookup", "3"],
         ["insert", "3"],
@@ -250,16 +273,39 @@ def test_no_bar_is_drawn_into_a_pipe(trace: Path, variables: dict[str, str]) -> 
 
 
 @pytest.mark.parametrize(
+    ("arguments", "hinted"),
+    [([], True), (["--blocks", "3"], False), (["--json"], False)],
+    ids=["without a limit", "with a limit", "as JSON"],
+)
+def test_a_terminal_is_told_of_the_option_that_makes_the_cache_evict(
+    trace: Path, arguments: list[str], hinted: bool
+) -> None:
+    screen, stdout = pty.openpty()
+    command = [sys.executable, "-m", "metrale_numba", "replay", str(trace), *arguments]
+    subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment(), timeout=PATIENCE, check=True)
+    os.close(stdout)
+    shown = b"".join(pieces_of(screen))
+    os.close(screen)
+    assert (b"--blocks" in shown) == hinted
+    assert b"requests" in shown
+
+
+def test_no_hint_is_written_into_a_pipe(trace: Path) -> None:
+    assert b"--blocks" not in run("replay", trace, FORCE_COLOR="1").stdout
+
+
+@pytest.mark.parametrize(
     ("content", "message"),
     [
-        (LINES[0] + '{"timestamp": 0, "input_le', ":2: not JSON"),
+        (LINES[0] + '{"timestamp": 0, "input_le', ":2: not JSON: Unterminated string starting at (column 18)\n"),
+        (LINES[0] + '{"timestamp": 0, "input_le\n', ":2: not JSON: Unterminated string starting at (column 18)\n"),
         (LINES[0] + '{"timestamp": 0, "input_length": 5, "output_length": 1}', ":2: the field hash_ids is missing"),
         (LINES[0].replace("[1", "[1.0"), ":1: hash_ids[0] must be an integer from 0 to 4294967295, and is 1.0"),
         (LINES[0].replace("[1", "[true"), ":1: hash_ids[0] must be an integer from 0 to 4294967295, and is true"),
         ("", ": the file is empty"),
         (None, ": cannot be opened: No such file or directory"),
     ],
-    ids=["cut off", "missing field", "fractional id", "boolean id", "empty", "missing"],
+    ids=["cut off", "cut off before a line end", "missing field", "fractional id", "boolean id", "empty", "missing"],
 )
 def test_a_bad_trace_is_told_of_with_its_line_and_ends_with_status_2(
     trace: Path, content: str | None, message: str
@@ -349,7 +395,7 @@ def test_ctrl_c_is_told_of_above_the_tables(on_terminal: Callable[..., OnTermina
     status, stdout = running.finish()
     assert status == 130
     assert b"interrupted" in stdout
-    assert ["blocks", "3"] in [line.split() for line in stdout.decode().splitlines()]
+    assert ["cached", "blocks", "3"] in [line.split() for line in stdout.decode().splitlines()]
 
 
 def test_ctrl_c_while_the_kernels_are_compiled_prints_zeros(
@@ -367,6 +413,7 @@ def test_ctrl_c_while_the_kernels_are_compiled_prints_zeros(
     assert fields["interrupted"] is True
     assert [fields[name] for name in COUNTS] == [0, 0, 0, 0, 0]
     assert fields["block_hit_rate"] is fields["token_hit_rate"] is fields["requests_per_second"] is None
+    assert fields["requests_per_cache_second"] is None
     assert b"Traceback" not in running.seen
 
 
@@ -455,6 +502,13 @@ def test_a_full_disk_is_told_of(trace: Path, form: list[str]) -> None:
         )
     assert finished.returncode == 1
     assert finished.stderr == b"Error: the result cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_compiler_that_is_switched_off_is_told_of(trace: Path, form: list[str]) -> None:
+    finished = run("replay", trace, *form, NUMBA_DISABLE_JIT="1")
+    assert (finished.returncode, finished.stdout) == (1, b"")
+    assert finished.stderr == b"Error: metrale_numba needs its kernels compiled; unset NUMBA_DISABLE_JIT\n"
 
 
 def test_importing_the_package_loads_neither_click_nor_rich() -> None:

@@ -20,7 +20,7 @@ import pytest
 from click.testing import CliRunner
 
 import metrale_numba
-from metrale_numba import PrefixCache, RadixTree
+from metrale_numba import NoPrefixCaching, PrefixCache, RadixTree
 from metrale_numba.cli import main
 from metrale_numba.settings import Settings, resolve
 
@@ -214,6 +214,19 @@ def test_the_replay_page_has_every_option_and_no_other():
     assert sorted({*options, "-h", "--help"}) == sorted(documented)
 
 
+def test_a_default_of_the_replay_page_is_the_default():
+    with main.make_context("metrale-numba", ["replay"], resilient_parsing=True) as context:
+        expected = {
+            parameter.opts[0]: f"{parameter.default:,}"
+            for parameter in main.commands["replay"].get_params(context)
+            if type(parameter.default) is int
+        }
+    options = re.split(r"^\.\. option:: ", page("replay.rst"), flags=re.M)[1:]
+    defaults = {option.split()[0]: re.findall(r"([\d,]*\d) by\s+default", option) for option in options}
+    assert {name: default for name, (default,) in filter(all, defaults.items())} == expected
+    assert len(expected) == 4
+
+
 def test_the_replay_page_has_every_field_of_the_json_object_and_no_other():
     ran = CliRunner().invoke(main, ["replay", "--json", "--requests", "20", "--blocks", "50"], catch_exceptions=False)
     documented = [name for row in rows(page("replay.rst"), "field") for name in literals(row[0])]
@@ -295,7 +308,7 @@ class Load:
         known = self.random.choice(self.prompts)
         known = known[: self.random.randint(0, len(known))]
         tokens = known + [self.random.randint(0, 1) for _ in range(self.random.randint(1, 5))]
-        sequence = self.engine.admit(tokens, session=self.random.randint(0, 2))
+        sequence = self.engine.admit(tokens, session=self.random.randint(0, 2), adapter=self.random.choice([0, 0, 3]))
         if sequence is not None:
             self.running.append(sequence)
 
@@ -306,7 +319,7 @@ class Load:
 
     def check(self):
         for sequence in self.running:
-            states = [0]
+            states = [sequence.adapter]
             for token in sequence.tokens[: sequence.computed]:
                 states.append(self.module.next_state(states[-1], token))
             assert self.engine.kv_of(sequence) == states[1:]
@@ -316,6 +329,7 @@ class Load:
         stored = sum(self.engine.blocks.counts) - in_tables.total()
         detail = self.cache.stats_detail()
         assert stored == detail.num_blocks + detail.num_suffix_blocks
+        assert self.cache.settings.partial_tail_sharing or detail.num_suffix_blocks == 0
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -333,3 +347,16 @@ def test_the_example_engine_keeps_every_block_and_state_right_and_loses_none(exa
     for key in load.lost_keys | load.engine.tier.keys():
         load.cache.forget_snapshot_tier_key(key)
     assert load.cache.snapshot_count() == 0
+
+
+@pytest.mark.parametrize("tail", [False, True])
+def test_the_example_engine_keeps_no_slot_and_no_block_where_nothing_is_cached(example_engine, tail):
+    engine = example_engine.Engine(NoPrefixCaching(block_size=4), num_blocks=3, num_slots=1, tier_size=1)
+    for _ in range(2):
+        sequence = engine.admit(range(10), session=1, adapter=3)
+        engine.compute(sequence, 10)
+        engine.publish(sequence)
+        engine.save_snapshot(sequence, tail=tail)
+        engine.end(sequence)
+        assert engine.slots.counts == [0]
+        assert engine.blocks.counts == [0, 0, 0]

@@ -16,13 +16,14 @@ import tempfile
 from array import array
 from collections.abc import Callable, Iterator
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from state import arrays_of, differences, snapshot_of
 
-from metrale_numba import NONE, EvictedBlocks, InsertAcquired, NoPrefixCaching, PrefixCache, RadixTree
+from metrale_numba import NONE, Cleared, EvictedBlocks, InsertAcquired, NoPrefixCaching, PrefixCache, RadixTree
 
 MAX_UINT32 = 2**32 - 1
 MAX_INT64 = 2**63 - 1
@@ -49,6 +50,11 @@ GOOD: dict[str, Any] = {
     "key": 12,
     "new_slot": 32,
     "check": 13,
+    "record": False,
+    "name": "system",
+    "ttl": 2.5,
+    "blocks": 1,
+    "prompts": [TOKENS, TOKENS[:4]],
 }
 
 #: The least and the greatest value of every number that a call takes; those of `matched_tokens` go by TOKENS.
@@ -64,17 +70,21 @@ RANGES = {
     "key": (0, MAX_UINT64),
     "new_slot": (0, MAX_INT64),
     "check": (0, MAX_UINT64),
+    "blocks": (0, MAX_INT64),
 }
 SEQUENCES = ("tokens", "block_table", "disk_block_ids")
-MAY_BE_NONE = ("block_size", "check")
+MAY_BE_NONE = ("block_size", "check", "blocks", "ttl")
+KEYWORD_ONLY = ("record",)
+#: Those of which every value of the right type is taken.
+NEVER_OUT_OF_RANGE = ("record", "name")
 
 
 def signatures(kind: type) -> dict[str, list[str]]:
-    """The arguments, in order, of every public method."""
+    """The arguments, in order, of every public method; that of `save`, which writes a file, has tests of its own."""
     return {
         name: list(inspect.signature(method).parameters)[1:]
         for name, method in inspect.getmembers(kind, inspect.isfunction)
-        if not name.startswith("_")
+        if not name.startswith("_") and name != "save"
     }
 
 
@@ -85,6 +95,14 @@ SEQUENCE_METHODS = [name for name, arguments in METHODS.items() if "tokens" in a
 
 def good(method: str) -> dict[str, Any]:
     return {argument: GOOD[argument] for argument in METHODS[method]}
+
+
+def call(cache: PrefixCache, method: str, arguments: dict[str, Any], by_name: bool = True) -> Any:
+    """Make a call, by name or by position; a cache that stores nothing has only the arguments of the interface."""
+    if isinstance(cache, NoPrefixCaching):
+        arguments = {key: value for key, value in arguments.items() if key not in KEYWORD_ONLY}
+    named = arguments if by_name else {key: value for key, value in arguments.items() if key in KEYWORD_ONLY}
+    return getattr(cache, method)(*[value for key, value in arguments.items() if key not in named], **named)
 
 
 def populated(**settings: Any) -> RadixTree:
@@ -105,6 +123,10 @@ def populated(**settings: Any) -> RadixTree:
         cache.insert_tail_sibling_snapshot(TOKENS[: session % 16 + 3], next(slots), session)
     for _ in range(3):
         cache.evict_snapshot_to_tier(0)
+    # The prefix that was spilled first, and whose key is dead now.
+    cache.insert_tail_sibling_snapshot(list(range(5, 38)), next(slots))
+    cache.pin(GOOD["name"], TOKENS, 1, ttl=1e9)
+    cache.set_quota(5, 7)
     cache.lookup(TOKENS, 4, 2**63 + 1, GOOD["adapter_id"])
     cache.lookup([1, 2, 3], 4)
     cache.evict(2)
@@ -132,6 +154,13 @@ class ByIndex:
 
     def __index__(self) -> int:
         return self.value
+
+
+class ByBytes:
+    """A path, but not of text."""
+
+    def __fspath__(self) -> bytes:
+        return b"bytes"
 
 
 class Special(np.ndarray):
@@ -284,9 +313,50 @@ def bad_numbers(least: int, most: int, may_be_none: bool) -> Iterator[Bad]:
         yield Bad("uint64 2**64-1", np.uint64(MAX_UINT64), ValueError, f" is {MAX_UINT64}, outside")
 
 
+def bad_flags() -> Iterator[Bad]:
+    for value in (None, 0, 1, 1.0, "", "on", np.True_, [], object()):
+        yield Bad(
+            f"{type(value).__name__} {value}"[:20], value, TypeError, rf" must be a bool, not .*{type(value).__name__}"
+        )
+
+
+def bad_names() -> Iterator[Bad]:
+    for value in (None, 0, True, 1.5, b"system", bytearray(b"system"), ["system"], np.array("system"), object()):
+        yield Bad(
+            f"{type(value).__name__} {value}"[:20],
+            value,
+            TypeError,
+            rf" must be a str, not .*\({type(value).__name__}\)",
+        )
+
+
+def bad_seconds() -> Iterator[Bad]:
+    """What no length of time takes; None is one without an end."""
+    for value in (True, np.True_, "1", b"1", 1j, Fraction(1), decimal.Decimal(1), [1], np.array(1.0), object()):
+        yield Bad(f"{type(value).__name__} {value}"[:20], value, TypeError, " must be a number of seconds, not ")
+    for value in (-1, -0.5, -5e-324, float("nan"), float("inf"), float("-inf"), np.float32("nan"), np.int8(-1)):
+        yield Bad(
+            repr(value), value, ValueError, rf" is {re.escape(repr(value))}, but must be a finite number of seconds"
+        )
+    yield Bad("an int beyond every float", 10**400, ValueError, " is an integer of 1329 bits, but must be a finite")
+
+
+def bad_prompts() -> Iterator[Bad]:
+    """What no list of prompts takes: what is none, and one with any prompt that is none."""
+    values = {**NO_SEQUENCES, "bytes": b"12", "array": np.ones((2, 2), np.uint32), "array.array": array("I", [1, 2])}
+    for label, value in values.items():
+        yield Bad(label, value, TypeError, " must be a sequence of token sequences, not ")
+    holders = itertools.cycle((list, tuple, collections.deque))
+    for bad in bad_sequences(TOKENS):
+        yield Bad(f"with {bad.label}", next(holders)([TOKENS, bad.value, [-1]]), bad.error, rf"\[1\]{bad.says}")
+
+
 def bad_values(argument: str) -> Iterator[Bad]:
     if argument in SEQUENCES:
         return bad_sequences(GOOD[argument])
+    special = {"record": bad_flags, "name": bad_names, "ttl": bad_seconds, "prompts": bad_prompts}
+    if argument in special:
+        return special[argument]()
     return bad_numbers(*RANGES[argument], argument in MAY_BE_NONE)
 
 
@@ -314,9 +384,9 @@ def assert_refused(
     """Make one call, twice; it must raise `error`, say what matches, and leave no trace. Returns the message."""
     before = snapshot_of(cache)
     with pytest.raises(error) as refusal:
-        getattr(cache, method)(**arguments)
+        call(cache, method, arguments)
     with pytest.raises(error) as again:
-        getattr(cache, method)(*arguments.values())
+        call(cache, method, arguments, by_name=False)
     assert differences(before, snapshot_of(cache)) == []
     assert type(refusal.value) is type(again.value) is error
     assert str(refusal.value) == str(again.value)
@@ -330,7 +400,7 @@ def test_a_bad_argument_is_refused_by_name_and_changes_nothing(
 ) -> None:
     arguments = {**good(method), argument: bad.value}
     message = assert_refused(cache, method, arguments, bad.error, f"{argument}{bad.says}")
-    if hasattr(nothing, method):
+    if hasattr(nothing, method) and argument not in KEYWORD_ONLY:
         assert assert_refused(nothing, method, arguments, bad.error, "") == message
 
 
@@ -352,22 +422,30 @@ def test_every_argument_of_every_call_is_in_the_table() -> None:
     assert listed == {(method, argument) for method, arguments in METHODS.items() for argument in arguments}
     assert set(METHODS) > {"lookup", "insert", "release", "evict", "promote_snapshot", "check_integrity", "stats"}
     for method, arguments in signatures(NoPrefixCaching).items():
-        assert arguments == METHODS[method]
+        assert arguments == [argument for argument in METHODS[method] if argument not in KEYWORD_ONLY]
     for method, argument in listed:
         errors = {case.values[2].error for case in REFUSALS if tuple(case.values[:2]) == (method, argument)}
-        assert errors == {TypeError, ValueError}
+        assert errors == ({TypeError} if argument in NEVER_OUT_OF_RANGE else {TypeError, ValueError})
 
 
 @pytest.mark.parametrize("method", [method for method, arguments in METHODS.items() if arguments])
 def test_the_arguments_that_the_table_spoils_are_taken_otherwise(method: str) -> None:
-    getattr(populated(), method)(**good(method))
-    if hasattr(NoPrefixCaching, method):
-        getattr(NoPrefixCaching(), method)(**good(method))
+    for by_name in (True, False):
+        call(populated(), method, good(method), by_name)
+        if hasattr(NoPrefixCaching, method):
+            call(NoPrefixCaching(), method, good(method), by_name)
+
+
+@pytest.mark.parametrize("argument", MAY_BE_NONE)
+def test_what_may_be_left_out_may_be_none(argument: str) -> None:
+    for method in [method for method in METHODS if argument in METHODS[method]]:
+        call(populated(), method, {**good(method), argument: None})
 
 
 CHANGING = ["lookup", "pin_prefix", "insert", "insert_with_snapshot", "insert_intermediate_snapshot"]
 CHANGING += ["insert_tail_snapshot", "insert_tail_sibling_snapshot", "release", "release_matched", "evict"]
 CHANGING += ["evict_snapshot_to_tier", "evict_snapshot_slot", "evict_snapshot_lru"]
+CHANGING += ["clear", "drop_adapter", "take_dead_tier_keys", "pin", "unpin", "set_quota", "evict_from"]
 
 
 @pytest.mark.parametrize("method", CHANGING)
@@ -380,11 +458,11 @@ def test_the_state_that_the_table_compares_shows_what_a_call_changes(method: str
 
 # --- refusals that take two arguments to see ----------------------------------------------------------------------
 
-#: One value of the wrong kind and one out of range, for every argument.
+#: One value of the wrong kind and one out of range, for every argument that has a range.
 SPOILERS = {
     argument: (
-        next(bad.value for bad in bad_values(argument) if bad.error is TypeError and bad.label == "object"),
-        next(bad.value for bad in bad_values(argument) if bad.error is ValueError),
+        next(bad for bad in bad_values(argument) if type(bad.value) is object),
+        next(bad for bad in bad_values(argument) if bad.error is ValueError or argument in NEVER_OUT_OF_RANGE),
     )
     for argument in GOOD
 }
@@ -396,8 +474,9 @@ def test_of_two_bad_arguments_the_earlier_is_named(
     cache: RadixTree, nothing: NoPrefixCaching, method: str, first: str, second: str
 ) -> None:
     for which in (0, 1):
-        arguments = {**good(method), first: SPOILERS[first][which], second: SPOILERS[second][1 - which]}
-        error = (TypeError, ValueError)[which]
+        spoiler = SPOILERS[first][which]
+        arguments = {**good(method), first: spoiler.value, second: SPOILERS[second][1 - which].value}
+        error = spoiler.error
         assert_refused(cache, method, arguments, error, rf"{first}\b")
         if hasattr(nothing, method):
             assert_refused(nothing, method, arguments, error, rf"{first}\b")
@@ -463,7 +542,7 @@ def test_no_block_at_a_needed_place_is_named_before_what_is_wrong_further_on(
     assert len(later) >= 2
     for argument in later:
         for spoiler in SPOILERS[argument]:
-            arguments = {**good(method), "block_table": spoilt_table(1), argument: spoiler}
+            arguments = {**good(method), "block_table": spoilt_table(1), argument: spoiler.value}
             assert_refused(nothing, method, arguments, ValueError, r"block_table\[1\]")
             assert_refused(cache, method, arguments, ValueError, r"block_table\[1\]")
 
@@ -474,7 +553,7 @@ def test_a_wrong_number_of_disk_ids_is_named_before_what_is_wrong_further_on(
 ) -> None:
     for argument in METHODS[method][METHODS[method].index("disk_block_ids") + 1 :]:
         for spoiler in SPOILERS[argument]:
-            arguments = {**good(method), "disk_block_ids": [1], argument: spoiler}
+            arguments = {**good(method), "disk_block_ids": [1], argument: spoiler.value}
             assert_refused(cache, method, arguments, ValueError, "disk_block_ids has 1 ids")
             assert_refused(nothing, method, arguments, ValueError, "disk_block_ids has 1 ids")
 
@@ -512,6 +591,28 @@ def test_a_refused_insert_does_not_make_room_in_the_tree() -> None:
     assert_refused(cache, "insert", {"tokens": tokens, "block_table": table}, ValueError, rf"block_table\[{rows}\]")
 
 
+# --- files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", [None, 5, True, 1.5, b"bytes", ["list"], object(), ByBytes()])
+def test_what_is_no_path_is_refused_by_name(cache: RadixTree, path: Any) -> None:
+    before = snapshot_of(cache)
+    for refused in (cache.save, RadixTree.load):
+        with pytest.raises(TypeError, match=rf"^path must be a str or a path, not .*\({type(path).__name__}\)$"):
+            refused(path)
+    assert differences(before, snapshot_of(cache)) == []
+
+
+def test_a_path_with_a_null_character_is_refused_by_name(cache: RadixTree, tmp_path: Path) -> None:
+    before = snapshot_of(cache)
+    for path in (f"{tmp_path}/a\0b", Path(f"{tmp_path}/a\0b")):
+        for refused in (cache.save, RadixTree.load):
+            with pytest.raises(ValueError, match=r"^path is .*a\\x00b', but cannot have a null character$"):
+                refused(path)
+    assert differences(before, snapshot_of(cache)) == []
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- settings -----------------------------------------------------------------------------------------------------
 
 FLAGS = ("partial_tail_sharing", "tail_protect", "evict_legacy", "hermetic", "adopt_blocks")
@@ -531,6 +632,22 @@ BAD_SETTINGS = [
     *[
         ("check_secret", Bad(type(value).__name__, value, TypeError))
         for value in ("text", bytearray(b"secret"), memoryview(b"secret"), 5, True, [1], np.zeros(4, np.uint8))
+    ],
+    *[("strict", bad) for bad in bad_flags()],
+    *[("max_pinned_blocks", bad) for bad in bad_numbers(0, MAX_INT64, may_be_none=True)],
+    *[
+        ("quotas", Bad(label, value, TypeError, " must be a mapping of adapter ids to blocks, not "))
+        for label, value in {**NO_SEQUENCES, "list": [(1, 2)], "items": {1: 2}.items()}.items()
+        if value is not None and not isinstance(value, dict)
+    ],
+    *[
+        ("quotas", Bad(f"of {bad.label}", {0: 1, bad.value: 1}, bad.error, f"' adapter_id{bad.says}"))
+        for bad in bad_numbers(0, MAX_UINT64, may_be_none=False)
+        if isinstance(bad.value, collections.abc.Hashable) and bad.value not in (0, 1)
+    ],
+    *[
+        ("quotas", Bad(f"to {bad.label}", {0: 1, 5: bad.value}, bad.error, rf"\[5\]{bad.says}"))
+        for bad in bad_numbers(0, MAX_INT64, may_be_none=False)
     ],
 ]
 
@@ -740,7 +857,7 @@ def test_a_number_of_any_integer_type_is_what_it_is_as_an_int(number_type: Calla
 def arrays_in(answer: Any) -> list[np.ndarray]:
     if isinstance(answer, np.ndarray):
         return [answer]
-    return [found for part in answer for found in arrays_in(part)] if isinstance(answer, tuple) else []
+    return [found for part in tuple(answer) for found in arrays_in(part)] if isinstance(answer, tuple) else []
 
 
 def some_calls(cache: RadixTree) -> Iterator[tuple[list[np.ndarray], Any]]:
@@ -759,6 +876,15 @@ def some_calls(cache: RadixTree) -> Iterator[tuple[list[np.ndarray], Any]]:
             cache.release(tokens, 4, adapter)
     for num_blocks in (1, 3, 10**6):
         yield [], cache.evict(num_blocks)
+    yield [], cache.take_dead_tier_keys()
+    for adapter in (99, GOOD["adapter_id"], 0):
+        tokens, table = np.arange(10, dtype=np.uint32), np.arange(4000, 4004, dtype=np.uint32)
+        cache.insert(tokens, table, table, 4, 0, adapter)
+        yield [tokens, table], cache.evict_from(adapter, 1)
+        cache.release(tokens, 4, adapter)
+        yield [tokens, table], cache.evict_from(adapter, 1)
+        cache.insert(tokens, table, table, 4, 0, adapter)
+        yield [tokens, table], cache.clear() if adapter == 0 else cache.drop_adapter(adapter)
 
 
 def test_arrays_in_answers_share_memory_with_nothing() -> None:
@@ -766,7 +892,9 @@ def test_arrays_in_answers_share_memory_with_nothing() -> None:
     answered: list[np.ndarray] = []
     for given, answer in some_calls(cache):
         arrays = arrays_in(answer)
-        assert all(ids.dtype == np.uint32 and ids.ndim == 1 for ids in arrays)
+        keys = [answer] if isinstance(answer, np.ndarray) else [answer.tier_keys] if isinstance(answer, Cleared) else []
+        assert all(ids.dtype == (np.uint64 if any(ids is key for key in keys) else np.uint32) for ids in arrays)
+        assert all(ids.ndim == 1 for ids in arrays)
         for mine, other in itertools.product(arrays, [*given, *answered, *arrays_of(cache).values()]):
             assert not np.shares_memory(mine, other)
         for mine, other in itertools.combinations(arrays, 2):
@@ -781,9 +909,13 @@ def test_the_calls_above_fill_every_field_that_an_answer_has() -> None:
     filled: set[str] = set()
     for _, answer in some_calls(populated(adopt_blocks=True)):
         for part in answer if isinstance(answer, tuple) and not hasattr(answer, "_fields") else (answer,):
-            if part is not None:
-                filled |= {f"{type(part).__name__}.{name}" for name, value in part._asdict().items() if np.size(value)}
+            if isinstance(part, np.ndarray):
+                filled |= {"take_dead_tier_keys"} if part.size else set()
+            elif part is not None:
+                filled |= {f"{type(part).__name__}.{name}" for name, value in part._asdict().items() if len(value)}
     assert filled >= {
+        "take_dead_tier_keys",
+        *(f"Cleared.{name}" for name in Cleared._fields),
         "PrefixMatch.matched_blocks",
         "PrefixMatch.matched_disk_block_ids",
         *(f"InsertAcquired.{name}" for name in InsertAcquired._fields),

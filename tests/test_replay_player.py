@@ -191,6 +191,7 @@ def test_time_in_the_cache_is_part_of_the_time() -> None:
     result = played(random_prompts(seed=5))
     assert 0 < result.cache_seconds < result.seconds
     assert result.requests_per_second == result.requests / result.seconds
+    assert result.requests_per_cache_second == result.requests / result.cache_seconds
 
 
 def test_a_replay_of_nothing_has_no_rates_and_no_times() -> None:

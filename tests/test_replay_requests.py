@@ -145,6 +145,26 @@ def test_damage_is_refused_with_file_line_and_reason(
         assert str(refusal.value).startswith(f"{path}:")
 
 
+@pytest.mark.parametrize("end", [b"", b"\n", b"\r\n", b" \t\n"], ids=["nothing", "LF", "CRLF", "spaces"])
+@pytest.mark.parametrize(
+    ("kept", "message", "column"),
+    [
+        (b'{"timestamp": 0, "input_le', "Unterminated string starting at", 18),
+        (b'{"timestamp": 0', "Expecting ',' delimiter", 16),
+        (b'{"timestamp":', "Expecting value", 14),
+        (b'{"hash_ids": [46,', "Expecting value", 18),
+        ('{"größe": [46'.encode(), "Expecting ',' delimiter", 14),
+        (b'{"timestamp": 0 "', "Expecting ',' delimiter", 17),
+    ],
+)
+def test_the_column_of_a_line_that_is_cut_off_is_where_it_ends_or_where_the_fault_begins(
+    tmp_path: Path, kept: bytes, message: str, column: int, end: bytes
+) -> None:
+    with pytest.raises(TraceError) as refusal:
+        read(written(tmp_path, line() + kept + end))
+    assert refusal.value.reason == f"not JSON: {message} (column {column})"
+
+
 @pytest.mark.parametrize("field", ["timestamp", "input_length", "output_length", "hash_ids"])
 def test_a_missing_field_is_named(tmp_path: Path, field: str) -> None:
     fields = json.loads(line())

@@ -52,6 +52,8 @@ class ReplayResult(NamedTuple):
     """The same in tokens, where the last block of a prompt counts for the tokens it has."""
     requests_per_second: float | None = None
     """Over `seconds`."""
+    requests_per_cache_second: float | None = None
+    """Over `cache_seconds`."""
     seconds: float = 0.0
     """From the start of the replay to this result, reading or making up the requests included."""
     cache_seconds: float = 0.0
@@ -185,6 +187,7 @@ class Replay:
         """
         seconds = (perf_counter_ns() - self._started) / 1e9
         times = (self._lookup_times, self._insert_times, self._evict_times, self._release_times)
+        cache_seconds = sum(map(sum, times)) / 1e9
         return ReplayResult(
             requests=self._requests,
             blocks=self._blocks,
@@ -194,8 +197,9 @@ class Replay:
             block_hit_rate=_ratio(self._hit_blocks, self._blocks),
             token_hit_rate=_ratio(self._hit_tokens, self._tokens),
             requests_per_second=_ratio(self._requests, seconds) if self._requests else None,
+            requests_per_cache_second=_ratio(self._requests, cache_seconds),
             seconds=seconds,
-            cache_seconds=sum(map(sum, times)) / 1e9,
+            cache_seconds=cache_seconds,
             block_size=self._block_size,
             capacity=self._capacity,
             lookup=_summary(self._lookup_times),

@@ -36,6 +36,8 @@ LARGEST_HASH_ID = 0xFFFF_FFFF
 # file without line ends (/dev/zero, a disk image) would be read into memory whole.
 _LONGEST_LINE = 16 * 1024 * 1024
 
+_JSON_SPACE = " \t\r\n"
+
 # JSON never starts with this byte, gzip always does. The second magic byte need not be looked at, which
 # matters on a pipe, where a look ahead may bring just one byte.
 _GZIP_FIRST_BYTE = b"\x1f"
@@ -178,7 +180,8 @@ class TraceReader:
 
     def _request(self, line: bytes) -> Request:
         try:
-            fields = _DECODER.decode(line.decode("utf-8"))
+            # Without its end: a fault found behind that would be told of as column 1 of the next line.
+            fields = _DECODER.decode(line.decode("utf-8").rstrip(_JSON_SPACE))
         except UnicodeDecodeError as error:
             self._refuse(self._line, f"not UTF-8: byte {error.start + 1} of the line is 0x{line[error.start]:02x}")
         except json.JSONDecodeError as error:
