@@ -22,6 +22,7 @@ __all__ = [
     "MAX_UINT64",
     "as_block_size",
     "as_block_table",
+    "as_bool",
     "as_check",
     "as_count",
     "as_disk_block_ids",
@@ -220,6 +221,19 @@ def as_check(value: object) -> int | None:
 
 
 # The callers have let plain ints that are within pass already, at a third of what the way through here costs.
+def as_bool(value: object, name: str) -> bool:
+    """Give a switch as it is.
+
+    Raises
+    ------
+    TypeError
+        If it is not a bool.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, not {shown(value)} ({type(value).__name__})")
+    return value
+
+
 def as_name(value: object) -> str:
     """Give the name of a pin as it is.
 
