@@ -352,12 +352,18 @@ def _from_sequence(values: Sequence[Any], name: str) -> Uint32s:
             last_good = MAX_UINT32 if values.step > 0 else 0
             position = (last_good - values[0]) // values.step + 1
             _refuse_value(values[position], name, position)
-    try:
-        ids = array("I", values)
-    except (TypeError, OverflowError):
-        # It says neither where nor what; and of the elements that it refuses, a list is another fault than a float.
+    ids = _fast_array(values)
+    if ids is None:
         ids = array("I", _each_checked(values, name))
     return np.frombuffer(ids, dtype=_UINT32)
+
+
+def _fast_array(values: Sequence[Any]) -> array[int] | None:
+    """Take all at once, or give None if an element is refused: the error would say neither which nor where."""
+    try:
+        return array("I", values)
+    except (TypeError, OverflowError):
+        return None
 
 
 def _each_checked(values: Iterable[Any], name: str) -> Iterable[int]:
