@@ -24,6 +24,7 @@ __all__ = [
     "MAX_UINT64",
     "as_block_size",
     "as_block_table",
+    "as_bool",
     "as_check",
     "as_count",
     "as_disk_block_ids",
@@ -222,6 +223,19 @@ def as_check(value: object) -> int | None:
     return _as_int_within(value, "check", 0, MAX_UINT64)
 
 
+def as_bool(value: object, name: str) -> bool:
+    """Give a switch as it is.
+
+    Raises
+    ------
+    TypeError
+        If it is not a bool.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, not {shown(value)} ({type(value).__name__})")
+    return value
+
+
 def as_name(value: object) -> str:
     """Give the name of a pin as it is.
 
@@ -364,12 +378,18 @@ def _from_sequence(values: Sequence[Any], name: str) -> Uint32s:
             last_good = MAX_UINT32 if values.step > 0 else 0
             position = (last_good - values[0]) // values.step + 1
             _refuse_value(values[position], name, position)
-    try:
-        ids = array("I", values)
-    except (TypeError, OverflowError):
-        # It says neither where nor what; and of the elements that it refuses, a list is another fault than a float.
+    ids = _fast_array(values)
+    if ids is None:
         ids = array("I", _each_checked(values, name))
     return np.frombuffer(ids, dtype=_UINT32)
+
+
+def _fast_array(values: Sequence[Any]) -> array[int] | None:
+    """Take all at once, or give None if an element is refused: the error would say neither which nor where."""
+    try:
+        return array("I", values)
+    except (TypeError, OverflowError):
+        return None
 
 
 def _each_checked(values: Iterable[Any], name: str) -> Iterable[int]:

@@ -57,6 +57,12 @@ class Operations:
         self._settings = settings
         self._hash_keys = hash_keys
         self._kernels = kernels("cache")
+        # For the hot path, which reads attributes of its own and nothing behind them.
+        self._lookup = self._kernels["lookup"]
+        self._release_kernel = self._kernels["release"]
+        self._block_size = settings.block_size
+        self._partial_tail_sharing = settings.partial_tail_sharing
+        self._strict = int(settings.strict)
         base, multiplier = hash_keys
         powers = np.empty(layout.CHECK_GROUP + 1, np.uint64)
         self._kernels["fill_powers"](np.uint64(base), powers)

@@ -17,6 +17,7 @@ from metrale_numba.arguments import (
     MAX_INT64,
     as_block_size,
     as_block_table,
+    as_bool,
     as_check,
     as_count,
     as_disk_block_ids,
@@ -46,6 +47,10 @@ from metrale_numba.operations import NO_ROOM, Operations
 from metrale_numba.settings import as_quotas, resolve
 from metrale_numba.snapshot_index import to_signed, to_unsigned
 
+_UINT32 = np.dtype(np.uint32)
+# Bound once: the hot path looks up as few names as it can.
+_empty = np.empty
+_new = tuple.__new__
 _SECRET_BYTES = 32
 _PERSON = b"metrale.check.v1"
 
@@ -57,6 +62,18 @@ def _hash_keys(secret: bytes | None) -> tuple[int, int]:
     # 128 bits modulo a 64-bit number are even enough; 0 and 1 would make a polynomial blind.
     base = 2 + int.from_bytes(digest[:16], "little") % (2**64 - 59 - 2)
     return base, int.from_bytes(digest[16:], "little") | 1
+
+
+def _readable(tokens: Tokens) -> Ids:
+    """Give tokens that a kernel refused as an array that it takes, or refuse them in words.
+
+    The look-ups trust an array of uint32 until a kernel refuses its shape, its strides or its being read-only: the
+    kernel looks anyway, and asking beforehand would cost as much as a short walk.
+    """
+    readable = as_tokens(tokens)
+    if readable is tokens:
+        raise AssertionError("a kernel refused an array that is as it must be")
+    return readable
 
 
 class RadixTree(Operations, PrefixCache):
@@ -201,54 +218,59 @@ class RadixTree(Operations, PrefixCache):
         TypeError, ValueError
             If an argument is not what it should be; nothing has changed then.
         """
-        tokens = as_tokens(tokens)
-        block_size = as_block_size(block_size, self._settings.block_size)
-        session = to_signed(as_u64(session_hash, "session_hash"))
-        adapter = to_signed(as_u64(adapter_id, "adapter_id"))
-        if record is not True and record is not False:
-            raise TypeError(f"record must be a bool, not {type(record).__name__}")
+        if (
+            type(tokens) is not np.ndarray
+            or tokens.dtype is not _UINT32
+            or type(session_hash) is not int
+            or type(adapter_id) is not int
+            or not 0 <= session_hash <= MAX_INT64
+            or not 0 <= adapter_id <= MAX_INT64
+            or record is not True
+        ):
+            tokens = as_tokens(tokens)
+            block_size = as_block_size(block_size, self._block_size)
+            session_hash = to_signed(as_u64(session_hash, "session_hash"))
+            adapter_id = to_signed(as_u64(adapter_id, "adapter_id"))
+            record = as_bool(record, "record")
+        elif block_size is None:
+            block_size = self._block_size
+        elif type(block_size) is not int or not 0 < block_size <= MAX_INT64:
+            block_size = as_block_size(block_size, as_tokens(tokens).size)
         room = tokens.size // block_size
-        if self._settings.partial_tail_sharing and tokens.size % block_size:
+        if self._partial_tail_sharing and tokens.size % block_size:
             room += 1
-        blocks = np.empty(room, np.uint32)
-        with self._lock:
-            disks = np.empty(room, np.uint32) if self._has_disk_ids else NO_ROOM
-            pool = self._pools.get(block_size)
-            if pool is None:
-                self._shared.header[layout.SHARED_MISSES] += int(record)
-                return PrefixMatch()
-            found = self._kernels["lookup"](pool.header, tokens, blocks, disks, session, adapter, int(record))
-        return self._match(blocks, disks, *found)
-
-    def _match(
-        self,
-        blocks: Ids,
-        disks: Ids,
-        num_blocks: int,
-        matched_tokens: int,
-        any_disk: int,
-        slot: int,
-        depth: int,
-        flags: int,
-        key: int,
-        check: int,
-    ) -> PrefixMatch:
+        blocks = _empty(room, _UINT32)
+        try:
+            with self._lock:
+                disks = _empty(room, _UINT32) if self._has_disk_ids else NO_ROOM
+                pool = self._pools.get(block_size)
+                if pool is None:
+                    as_tokens(tokens)
+                    self._shared.header[layout.SHARED_MISSES] += int(record)
+                    return PrefixMatch()
+                num_blocks, matched_tokens, any_disk, slot, depth, flags, key, check = self._lookup(
+                    pool.header, tokens, blocks, disks, session_hash, adapter_id, int(record)
+                )
+        except TypeError:
+            readable = _readable(tokens)
+            return self.lookup(readable, block_size, to_unsigned(session_hash), to_unsigned(adapter_id), record=record)
         if matched_tokens == 0:
             return PrefixMatch()
-        blocks = blocks[:num_blocks]
+        if num_blocks != room:
+            blocks = blocks[:num_blocks]
         disks = disks[:num_blocks] if any_disk else EMPTY_IDS
         if flags < 0:
-            return PrefixMatch(blocks, disks, matched_tokens)
+            return _new(PrefixMatch, (blocks, disks, matched_tokens, None, 0, None, 0, False, None))
         is_tail = flags & layout.TAIL != 0
         check = to_unsigned(check)
         if flags & layout.SPILLED:
             key = to_unsigned(key)
-            return PrefixMatch(blocks, disks, matched_tokens, None, 0, key, depth, is_tail, check)
-        return PrefixMatch(blocks, disks, matched_tokens, slot, depth, None, 0, is_tail, check)
+            return _new(PrefixMatch, (blocks, disks, matched_tokens, None, 0, key, depth, is_tail, check))
+        return _new(PrefixMatch, (blocks, disks, matched_tokens, slot, depth, None, 0, is_tail, check))
 
     def peek_matched_tokens(self, tokens: Tokens, block_size: int | None = None, adapter_id: int = 0) -> int:
         tokens = as_tokens(tokens)
-        block_size = as_block_size(block_size, self._settings.block_size)
+        block_size = as_block_size(block_size, self._block_size)
         adapter = to_signed(as_u64(adapter_id, "adapter_id"))
         with self._lock:
             pool = self._pools.get(block_size)
@@ -259,7 +281,7 @@ class RadixTree(Operations, PrefixCache):
 
     def pin_prefix(self, tokens: Tokens, block_size: int | None = None, adapter_id: int = 0) -> int:
         tokens = as_tokens(tokens)
-        block_size = as_block_size(block_size, self._settings.block_size)
+        block_size = as_block_size(block_size, self._block_size)
         adapter = to_signed(as_u64(adapter_id, "adapter_id"))
         path = np.empty(tokens.size // block_size, np.uint32)
         with self._lock:
@@ -281,7 +303,7 @@ class RadixTree(Operations, PrefixCache):
         tokens = as_tokens(tokens)
         block_table = as_block_table(block_table)
         disk_block_ids = as_disk_block_ids(disk_block_ids, block_table)
-        block_size = as_block_size(block_size, self._settings.block_size)
+        block_size = as_block_size(block_size, self._block_size)
         try:
             matched_tokens = as_matched_tokens(matched_tokens, tokens.size)
             adapter_id = as_u64(adapter_id, "adapter_id")
@@ -422,7 +444,7 @@ class RadixTree(Operations, PrefixCache):
         tokens = as_tokens(tokens)
         block_table = as_block_table(block_table)
         disk_block_ids = as_disk_block_ids(disk_block_ids, block_table)
-        block_size = as_block_size(block_size, self._settings.block_size)
+        block_size = as_block_size(block_size, self._block_size)
         check_block_table(block_table, tokens.size, block_size)
         slot = as_slot(snapshot_id)
         session = to_signed(as_u64(session_hash, "session_hash"))
@@ -448,7 +470,7 @@ class RadixTree(Operations, PrefixCache):
         tokens = as_tokens(tokens)
         block_table = as_block_table(block_table)
         as_disk_block_ids(disk_block_ids, block_table)
-        block_size = as_block_size(block_size, self._settings.block_size)
+        block_size = as_block_size(block_size, self._block_size)
         check_block_table(block_table, tokens.size, block_size)
         slot = as_slot(snapshot_id)
         session = to_signed(as_u64(session_hash, "session_hash"))
@@ -478,24 +500,39 @@ class RadixTree(Operations, PrefixCache):
             return self._index.register(tokens, slot, session, adapter, sibling=True)
 
     def release(self, tokens: Tokens, block_size: int | None = None, adapter_id: int = 0) -> None:
-        tokens = as_tokens(tokens)
-        block_size = as_block_size(block_size, self._settings.block_size)
-        adapter = to_signed(as_u64(adapter_id, "adapter_id"))
-        self._release(tokens, block_size, tokens.size, adapter)
+        if (
+            type(tokens) is not np.ndarray
+            or tokens.dtype is not _UINT32
+            or type(adapter_id) is not int
+            or not 0 <= adapter_id <= MAX_INT64
+        ):
+            tokens = as_tokens(tokens)
+            block_size = as_block_size(block_size, self._block_size)
+            adapter_id = to_signed(as_u64(adapter_id, "adapter_id"))
+        elif block_size is None:
+            block_size = self._block_size
+        elif type(block_size) is not int or not 0 < block_size <= MAX_INT64:
+            block_size = as_block_size(block_size, as_tokens(tokens).size)
+        try:
+            self._release(tokens, block_size, tokens.size, adapter_id)
+        except TypeError:
+            readable = _readable(tokens)
+            self._release(readable, block_size, readable.size, adapter_id)
 
     def release_matched(self, tokens: Tokens, block_size: int | None, matched_tokens: int, adapter_id: int = 0) -> None:
         tokens = as_tokens(tokens)
-        block_size = as_block_size(block_size, self._settings.block_size)
+        block_size = as_block_size(block_size, self._block_size)
         matched_tokens = as_matched_tokens(matched_tokens, tokens.size)
         adapter = to_signed(as_u64(adapter_id, "adapter_id"))
         self._release(tokens, block_size, matched_tokens, adapter)
 
-    def _release(self, tokens: Ids, block_size: int, num_tokens: int, adapter: int) -> None:
+    def _release(self, tokens: Tokens, block_size: int, num_tokens: int, adapter: int) -> None:
         with self._lock:
             pool = self._pools.get(block_size)
             if pool is None:
+                as_tokens(tokens)
                 return
-            unheld = self._kernels["release"](pool.header, tokens, num_tokens, adapter, int(self._settings.strict))
+            unheld = self._release_kernel(pool.header, tokens, num_tokens, adapter, self._strict)
         if unheld:
             raise RefcountError(f"block {unheld - 1} of tokens is held by no sequence, so there is nothing to release")
 

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from metrale_numba.arguments import MAX_INT64, as_block_size, as_count, as_u64, shown
+from metrale_numba.arguments import MAX_INT64, as_block_size, as_bool, as_count, as_u64, shown
 
 __all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "Settings", "as_quotas", "resolve"]
 
@@ -133,31 +133,25 @@ def resolve(
     """
     return Settings(
         partial_tail_sharing=_settle(
-            partial_tail_sharing, _flag, "partial_tail_sharing", lambda: _switch("METRALE_PREFIX_SUBBLOCK")
+            partial_tail_sharing, as_bool, "partial_tail_sharing", lambda: _switch("METRALE_PREFIX_SUBBLOCK")
         ),
-        tail_protect=_settle(tail_protect, _flag, "tail_protect", _tail_protect_variable),
+        tail_protect=_settle(tail_protect, as_bool, "tail_protect", _tail_protect_variable),
         tail_lease_ttl=_settle(tail_lease_ttl, as_count, "tail_lease_ttl", _tail_lease_ttl_variable),
         evict_alpha=_settle(evict_alpha, _alpha, "evict_alpha", _evict_alpha_variable),
         evict_legacy=_settle(
-            evict_legacy, _flag, "evict_legacy", lambda: os.environ.get("METRALE_SNAP_EVICT_LEGACY") is not None
+            evict_legacy, as_bool, "evict_legacy", lambda: os.environ.get("METRALE_SNAP_EVICT_LEGACY") is not None
         ),
-        hermetic=_settle(hermetic, _flag, "hermetic", lambda: _switch("METRALE_HERMETIC")),
-        adopt_blocks=_settle(adopt_blocks, _flag, "adopt_blocks", lambda: _switch("METRALE_ADOPT_BLOCKS")),
+        hermetic=_settle(hermetic, as_bool, "hermetic", lambda: _switch("METRALE_HERMETIC")),
+        adopt_blocks=_settle(adopt_blocks, as_bool, "adopt_blocks", lambda: _switch("METRALE_ADOPT_BLOCKS")),
         block_size=as_block_size(block_size, DEFAULT_BLOCK_SIZE),
         check_secret=_secret(check_secret),
-        strict=_flag(strict, "strict"),
+        strict=as_bool(strict, "strict"),
         max_pinned_blocks=None if max_pinned_blocks is None else as_count(max_pinned_blocks, "max_pinned_blocks"),
     )
 
 
 def _settle(keyword: object, check: Callable[[object, str], _T], name: str, variable: Callable[[], _T]) -> _T:
     return variable() if keyword is None else check(keyword, name)
-
-
-def _flag(value: object, name: str) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be a bool, not {shown(value)} ({type(value).__name__})")
-    return value
 
 
 def _alpha(value: object, name: str) -> float:

@@ -129,7 +129,7 @@ def test_a_terminal_is_told_in_one_line_that_kernels_compile(tmp_path: Path) -> 
     shown = os.read(main, 4096).decode()
     os.close(main)
     assert process.returncode == 0
-    assert shown == "metrale_numba: compiling kernels; this takes some seconds and is done once\r\n"
+    assert shown == "metrale_numba: compiling kernels; this takes up to half a minute and is done once\r\n"
 
 
 def test_a_kernel_refuses_other_types_instead_of_compiling_for_them() -> None:

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -99,23 +100,16 @@ def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) ->
     if numba.config.DISABLE_JIT:
         raise RuntimeError("metrale_numba needs its kernels compiled; unset NUMBA_DISABLE_JIT")
     directory = _cache_directory()
-    if directory is None:
-        warnings.warn(
-            "no writable directory for compiled kernels, so every process compiles them anew; "
-            f"set {CACHE_DIRECTORY_VARIABLES[0]} to one",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    cache = None if directory is None else _cache_class(directory)
+    kernel_cache = None if directory is None else _cache_class(directory)
     compiled: dict[str, Callable[..., Any]] = {}
     announced = bool(_compiled)
     for name, (function, arguments) in group.items():
         # Without its runtime, Numba counts no references to arrays inside the loops; without Python's error model, it
         # tests no block size for 0.
         dispatcher = numba.njit(nogil=True, error_model="numpy", _nrt=name in _ALLOCATING)(function)
-        if cache is not None:
-            dispatcher._cache = cache(function)
-        if not announced and (cache is None or not dispatcher._cache.has_files()):
+        if kernel_cache is not None:
+            dispatcher._cache = kernel_cache(function)
+        if not announced and (kernel_cache is None or not dispatcher._cache.has_files()):
             announced = True
             _announce()
         dispatcher.compile(arguments)
@@ -125,7 +119,7 @@ def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) ->
 
 
 def _announce() -> None:
-    message = "compiling kernels; this takes some seconds and is done once"
+    message = "compiling kernels; this takes up to half a minute and is done once"
     _logger.info(message)
     if sys.stderr is not None and sys.stderr.isatty():
         sys.stderr.write(f"metrale_numba: {message}\n")
@@ -146,8 +140,9 @@ def _digest() -> str:
     return digest.hexdigest()[:20]
 
 
+@cache
 def _cache_directory() -> Path | None:
-    """The first writable place for compiled code, or None."""
+    """Give the first writable place for compiled code, or None with a warning; found out once."""
     candidates = [Path(os.environ[name]) for name in CACHE_DIRECTORY_VARIABLES if os.environ.get(name)]
     if os.environ.get("XDG_CACHE_HOME"):
         candidates.append(Path(os.environ["XDG_CACHE_HOME"]))
@@ -164,6 +159,12 @@ def _cache_directory() -> Path | None:
                 return directory
         except OSError as error:
             _logger.debug("cannot keep compiled kernels in %s: %s", directory, error)
+    warnings.warn(
+        "no writable directory for compiled kernels, so every process compiles them anew; "
+        f"set {CACHE_DIRECTORY_VARIABLES[0]} to one",
+        RuntimeWarning,
+        stacklevel=2,
+    )
     return None
 
 
@@ -220,7 +221,8 @@ def _cache_class(directory: Path) -> Any:
 def warmup() -> None:
     """Compile every kernel now, or load them from disk, so that no later call has to.
 
-    Takes some seconds on a machine's first run and under a second from then on. Calling it again does nothing.
+    Takes up to half a minute on a machine's first run and under a second from then on, so an engine calls it when it
+    starts, or when its image is built. Calling it again does nothing.
     Creating a :class:`RadixTree` does the same for what its calls need; this also readies
     :meth:`RadixTree.check_integrity`.
 

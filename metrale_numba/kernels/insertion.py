@@ -181,7 +181,7 @@ def _missing_rows(pool, nodes, chunks, root, tokens, count):
     block_size = pool[POOL_BLOCK_SIZE]
     node = root
     for i in range(count):
-        node = find_child(pool, nodes, chunks, node, tokens, i * block_size)
+        node = find_child(pool, nodes, chunks, node, tokens, i * block_size, block_size)
         if node < 0:
             return count - i
     return np.int64(0)
@@ -247,7 +247,7 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
     node = root
     i = zero
     while i < count:
-        row = find_child(pool, nodes, chunks, node, tokens, i * block_size)
+        row = find_child(pool, nodes, chunks, node, tokens, i * block_size, block_size)
         if row < 0:
             break
         nodes[row].stamp = stamp

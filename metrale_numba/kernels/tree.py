@@ -35,7 +35,7 @@ from metrale_numba.kernels.layout import (
 )
 from metrale_numba.kernels.memory import int64_view, link_view, node_view, suffix_view, uint32_view
 from metrale_numba.kernels.snapshots import deepest_snapshot
-from metrale_numba.kernels.walk import find_child, find_root, find_tail, has_tail, to_front
+from metrale_numba.kernels.walk import COMMON_BLOCK_SIZE, find_child, find_root, find_tail, has_tail, to_front
 
 _SUFFIX_SHIFT = np.uint32(31)
 
@@ -48,12 +48,11 @@ def _disk_of(pool, row):
     return uint32_view(pool[POOL_DISKS], pool[POOL_DISK_ROWS])[row]
 
 
-@register_jitable
-def _hold_prefix(pool, nodes, chunks, tokens, root, path_out):
+@register_jitable(forceinline=True)
+def _hold_blocks(pool, nodes, chunks, tokens, root, path_out, block_size):
     """Reference and stamp the visible full blocks of `tokens`; their rows go to `path_out`. Returns their number."""
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
-    block_size = pool[POOL_BLOCK_SIZE]
     full = tokens.size // block_size
     stamp = shared[SHARED_CLOCK] + 1
     ordered = shared[SHARED_PARTIAL_TAILS] != 0
@@ -61,7 +60,7 @@ def _hold_prefix(pool, nodes, chunks, tokens, root, path_out):
     matched = np.int64(0)
     taken = np.int64(0)
     while matched < full:
-        row = find_child(pool, nodes, chunks, node, tokens, matched * block_size)
+        row = find_child(pool, nodes, chunks, node, tokens, matched * block_size, block_size)
         if row < 0 or nodes[row].count == np.uint32(0):
             break
         if nodes[row].count == np.uint32(1):
@@ -80,20 +79,33 @@ def _hold_prefix(pool, nodes, chunks, tokens, root, path_out):
     return matched
 
 
-@register_jitable
-def _peek_prefix(pool, nodes, chunks, tokens, root):
+@register_jitable(forceinline=True)
+def _peek_blocks(pool, nodes, chunks, tokens, root, block_size):
     """The deepest visible node of `tokens` (the root if none) and the number of full blocks down to it."""
-    block_size = pool[POOL_BLOCK_SIZE]
     full = tokens.size // block_size
     node = root
     matched = np.int64(0)
     while matched < full:
-        row = find_child(pool, nodes, chunks, node, tokens, matched * block_size)
+        row = find_child(pool, nodes, chunks, node, tokens, matched * block_size, block_size)
         if row < 0 or nodes[row].count == np.uint32(0):
             break
         node = row
         matched += 1
     return node, matched
+
+
+@register_jitable
+def _hold_prefix(pool, nodes, chunks, tokens, root, path_out):
+    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
+        return _hold_blocks(pool, nodes, chunks, tokens, root, path_out, np.int64(COMMON_BLOCK_SIZE))
+    return _hold_blocks(pool, nodes, chunks, tokens, root, path_out, pool[POOL_BLOCK_SIZE])
+
+
+@register_jitable
+def _peek_prefix(pool, nodes, chunks, tokens, root):
+    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
+        return _peek_blocks(pool, nodes, chunks, tokens, root, np.int64(COMMON_BLOCK_SIZE))
+    return _peek_blocks(pool, nodes, chunks, tokens, root, pool[POOL_BLOCK_SIZE])
 
 
 def peek(pool, tokens, adapter):
@@ -205,7 +217,7 @@ def _first_unheld(pool, nodes, chunks, tokens, num_tokens, root):
     block_size = pool[POOL_BLOCK_SIZE]
     node = root
     for block in range(num_tokens // block_size):
-        node = find_child(pool, nodes, chunks, node, tokens, block * block_size)
+        node = find_child(pool, nodes, chunks, node, tokens, block * block_size, block_size)
         if node < 0:
             break
         if nodes[node].count <= np.uint32(1):
@@ -235,7 +247,7 @@ def release(pool, tokens, num_tokens, adapter, strict):
     freed = np.int64(0)
     depth = np.int64(0)
     for start in range(0, (num_tokens // block_size) * block_size, block_size):
-        row = find_child(pool, nodes, chunks, node, tokens, start)
+        row = find_child(pool, nodes, chunks, node, tokens, start, block_size)
         if row < 0:
             break
         count = nodes[row].count
@@ -269,7 +281,7 @@ def guard(pool, tokens, num_blocks, adapter, is_on):
     if node < 0:
         return
     for block in range(num_blocks):
-        node = find_child(pool, nodes, chunks, node, tokens, block * block_size)
+        node = find_child(pool, nodes, chunks, node, tokens, block * block_size, block_size)
         if node < 0:
             break
         if is_on != 0:

@@ -31,31 +31,32 @@ from metrale_numba.kernels.layout import (
     SHARED_PARTIAL_TAILS,
     SHARED_POWERS,
 )
-from metrale_numba.kernels.memory import int64_view, link_view, suffix_view, uint32_view, uint64_view
+from metrale_numba.kernels.memory import int64_view, link_view, same_16, suffix_view, uint32_view, uint64_view
 from metrale_numba.kernels.tables import home_slot, next_slot, row_of
 
 _EMPTY = np.uint64(EMPTY_SLOT)
 _HALF_WORD = np.uint64(32)
-_COMMON_BLOCK_SIZE = 16
+COMMON_BLOCK_SIZE = 16
 
 
 @register_jitable(forceinline=True)
 def _same_tokens(left, left_start, right, right_start, length):
     """Whether two runs of tokens are equal; the common block size has no exit inside, so it takes whole vectors."""
-    difference = np.uint32(0)
-    # An index without a sign needs no test for counting from the end, which would keep the loop from becoming vectors.
+    # An index without a sign needs no test for counting from the end, which would keep a loop from becoming vectors.
     left_at = np.uint64(left_start)
     right_at = np.uint64(right_start)
-    if length == _COMMON_BLOCK_SIZE:
-        for i in range(np.uint64(_COMMON_BLOCK_SIZE)):
-            difference |= left[left_at + i] ^ right[right_at + i]
-        return difference == np.uint32(0)
+    if length == COMMON_BLOCK_SIZE:
+        # Of no use but to be checked in a build with bounds checks.
+        _ = left[left_at + np.uint64(COMMON_BLOCK_SIZE - 1)]
+        _ = right[right_at + np.uint64(COMMON_BLOCK_SIZE - 1)]
+        return same_16(left, left_at, right, right_at)
     done = np.uint64(0)
     end = np.uint64(length)
     while done < end:
-        stop = min(done + np.uint64(_COMMON_BLOCK_SIZE), end)
+        stop = min(done + np.uint64(COMMON_BLOCK_SIZE), end)
+        difference = np.uint32(0)
         for i in range(done, stop):
-            difference |= left[left_at + i] ^ right[right_at + i]
+            difference = np.uint32(difference | np.uint32(left[left_at + i] ^ right[right_at + i]))
         if difference != np.uint32(0):
             return False
         done = stop
@@ -63,9 +64,11 @@ def _same_tokens(left, left_start, right, right_start, length):
 
 
 @register_jitable(forceinline=True)
-def find_child(pool, nodes, chunks, parent, tokens, start):
-    """The child of `parent` whose chunk is the block of tokens from `start` on, or -1, visible or not."""
-    block_size = pool[POOL_BLOCK_SIZE]
+def find_child(pool, nodes, chunks, parent, tokens, start, block_size):
+    """The child of `parent` whose chunk is the block of tokens from `start` on, or -1, visible or not.
+
+    `block_size` is the pool's; a caller that passes the common one as a constant gets a loop made for it.
+    """
     # Blocks that were inserted together stand in consecutive rows, so the next row is most often right.
     row = parent + 1
     if (
