@@ -343,9 +343,10 @@ def bad_seconds() -> Iterator[Bad]:
 
 def bad_prompts() -> Iterator[Bad]:
     """What no list of prompts takes: what is none, and one with any prompt that is none."""
-    values = {**NO_SEQUENCES, "bytes": b"12", "array": np.ones((2, 2), np.uint32), "array.array": array("I", [1, 2])}
+    values = {**NO_SEQUENCES, "bytes": b"12", "array": np.ones((2, 2), np.uint32)}
     for label, value in values.items():
         yield Bad(label, value, TypeError, " must be a sequence of token sequences, not ")
+    yield Bad("one prompt", TOKENS, TypeError, r"\[0\] must be a sequence of integers, not 5 ")
     holders = itertools.cycle((list, tuple, collections.deque))
     for bad in bad_sequences(TOKENS):
         yield Bad(f"with {bad.label}", next(holders)([TOKENS, bad.value, [-1]]), bad.error, rf"\[1\]{bad.says}")
@@ -834,6 +835,21 @@ def test_an_empty_sequence_of_any_type_is_empty(form: str, method: str) -> None:
         assert answer_with_some_empty(method, some, EMPTY[form]) == answer_with_some_empty_lists(method, some)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_prompts_in_any_form_are_what_they_are_in_plain_arrays(form: str) -> None:
+    cache = populated()
+    prompts = [TOKENS, TOKENS[:4], TOKENS[1:], TOKENS[:9]]
+    wanted = [cache.peek_matched_tokens(tokens, 4, GOOD["adapter_id"]) for tokens in prompts]
+    assert len(set(wanted)) > 2
+    before = snapshot_of(cache)
+    for holder in (list, tuple, collections.deque, collections.UserList):
+        given = holder([FORMS[form](tokens) for tokens in prompts])
+        assert cache.peek_many(given, 4, GOOD["adapter_id"]) == wanted
+    assert cache.peek_many([]) == cache.peek_many((), 4) == []
+    assert cache.peek_many([[], TOKENS], 1000) == [0, 0]
+    assert differences(before, snapshot_of(cache)) == []
+
+
 # --- numbers that are taken ---------------------------------------------------------------------------------------
 
 NUMBER_TYPES = [ByIndex, np.uint64, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32]
@@ -912,7 +928,10 @@ def test_the_calls_above_fill_every_field_that_an_answer_has() -> None:
             if isinstance(part, np.ndarray):
                 filled |= {"take_dead_tier_keys"} if part.size else set()
             elif part is not None:
-                filled |= {f"{type(part).__name__}.{name}" for name, value in part._asdict().items() if len(value)}
+                fields = part._asdict().items()
+                filled |= {
+                    f"{type(part).__name__}.{name}" for name, ids in fields if hasattr(ids, "__len__") and len(ids)
+                }
     assert filled >= {
         "take_dead_tier_keys",
         *(f"Cleared.{name}" for name in Cleared._fields),
