@@ -108,6 +108,8 @@ class Caller:
         Number of prompts, the same for every caller, of which all others are beginnings, with or without a tail.
     max_chunks : int
         Length of those, in blocks.
+    quotas : sequence of int or None
+        What quotas are set to.
     wild : float
         Share of the releases, promotions and the like that are about anything at all.
     """
@@ -122,11 +124,13 @@ class Caller:
         vocabulary: int = 2,
         num_families: int = 4,
         max_chunks: int = 5,
+        quotas: Sequence[int | None] = (None, None, 0, 4, 12),
         wild: float = 0.3,
     ) -> None:
         self.random = random.Random(f"{seed}/{number}")
         self.block_sizes = block_sizes
         self.adapters = adapters
+        self.quotas = quotas
         self.wild = wild
         shape = (num_families, max_chunks * max(block_sizes))
         self.families = np.random.default_rng(0).integers(0, vocabulary, shape, np.uint32)
@@ -216,12 +220,13 @@ class Caller:
         count = -(-size // block_size)
         # Now and then too few blocks for the tokens, or more than they need.
         count = max(0, count + self.random.choice((0, 0, 0, 0, 0, 0, 1, -1)))
-        matched = self.random.randrange(size + 1) if self.random.random() < 0.5 else 0
+        # As of a caller who held a part before, which the later release of all takes too much from.
+        matched = self.random.randrange(size + 1) if self._is_wild() else 0
         return {
             **prompt,
             "block_table": self._blocks(count),
             "disk_block_ids": self._blocks(count) if self.random.random() < 0.3 else (),
-            "matched_tokens": matched - matched % block_size if self.random.random() < 0.9 else matched,
+            "matched_tokens": matched if self.random.random() < 0.1 else matched - matched % block_size,
         }
 
     def _insert_with_snapshot(self) -> dict[str, Any]:
@@ -283,7 +288,7 @@ class Caller:
         return {"name": self.random.choice(PIN_NAMES)}
 
     def _set_quota(self) -> dict[str, Any]:
-        return {**self._adapter(), "blocks": self.random.choice((None, None, 0, 4, 12))}
+        return {**self._adapter(), "blocks": self.random.choice(self.quotas)}
 
     def _adapter(self) -> dict[str, Any]:
         return {"adapter_id": self.random.choice(self.adapters)}

@@ -1,4 +1,4 @@
-"""Runs mixed calls of all methods on shared caches for as long as it is told, and looks whether everything still adds up.
+"""Runs mixed calls of all methods on shared caches for as long as it is told, and looks whether everything adds up.
 
 usage: python tests/soak.py [--seconds S] [--threads N] [--caches N] [--seed N]
 
@@ -34,7 +34,7 @@ from metrale_numba import Drop, RadixTree, Spill
 
 #: What the caches are like, in turn.
 SETTINGS: tuple[dict[str, Any], ...] = (
-    {"partial_tail_sharing": True, "quotas": {1: 500}, "max_pinned_blocks": 100},
+    {"partial_tail_sharing": True, "quotas": {1: 4_000}, "max_pinned_blocks": 100},
     {"adopt_blocks": True, "evict_alpha": 0.75, "hermetic": True, "tail_lease_ttl": 8},
     {"strict": True, "tail_protect": False, "evict_legacy": True},
 )
@@ -136,6 +136,7 @@ class Worker:
                 vocabulary=50_000,
                 num_families=64,
                 max_chunks=24,
+                quotas=(None, 4_000),
                 wild=0.05,
             )
             for place in range(len(caches))

@@ -3,6 +3,7 @@
 import ast
 import copy
 import inspect
+import operator
 import pickle
 import subprocess
 import sys
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 
 import metrale_numba
-from metrale_numba import interface
+from metrale_numba import RadixTree, interface
 from metrale_numba.interface import (
     EMPTY_IDS,
     NONE,
+    Cleared,
     Drop,
     EvictedBlocks,
     InsertAcquired,
@@ -51,7 +53,11 @@ def drop():
     return Drop(slot=3, depth=16)
 
 
-ALL_RESULTS = [match, acquired, evicted, spill, drop]
+def cleared():
+    return Cleared(evicted(), [3, 2**63 - 1], np.array([0, 2**64 - 1], dtype=np.uint64))
+
+
+ALL_RESULTS = [match, acquired, evicted, spill, drop, cleared]
 
 
 def test_none_is_the_greatest_id():
@@ -117,6 +123,7 @@ def test_the_length_of_evicted_is_its_number_of_blocks():
         ),
         (InsertAcquired, ("disk_block_ids", "blocks", "released_blocks", "released_disk_block_ids")),
         (EvictedBlocks, ("physical", "disk_block_ids")),
+        (Cleared, ("blocks", "snapshot_slots", "tier_keys")),
         (Spill, ("slot", "key", "depth", "check")),
         (Drop, ("slot", "depth")),
     ],
@@ -141,8 +148,12 @@ def test_snapshot_stats_has_every_counter_of_the_index():
     )
 
 
-def test_stats_detail_has_the_hit_counters_and_over_releases():
-    assert {"cache_hits", "cache_misses", "cache_hit_tokens", "over_releases"} <= set(StatsDetail._fields)
+def test_stats_detail_has_every_counter_and_size_of_the_tree():
+    assert StatsDetail._fields == (
+        *("cache_hits", "cache_misses", "cache_hit_tokens", "over_releases"),
+        *("num_blocks", "num_suffix_blocks", "clock", "num_evictable"),
+        *("epoch", "num_pinned_blocks", "blocks_by_adapter"),
+    )
 
 
 @pytest.mark.parametrize("make", ALL_RESULTS)
@@ -156,7 +167,11 @@ def test_results_that_differ_in_any_one_field_are_not_equal(make):
     for field in make()._fields:
         value = getattr(make(), field)
         if isinstance(value, np.ndarray):
-            others = [value + np.uint32(1), value[:-1], ids(*value, 0)]
+            others = [value + value.dtype.type(1), value[:-1], np.append(value, value[:1])]
+        elif isinstance(value, EvictedBlocks):
+            others = [EvictedBlocks(), value._replace(physical=ids(4, 5)), value._replace(disk_block_ids=ids())]
+        elif isinstance(value, list):
+            others = [value[::-1], value[:-1], [*value, 0], []]
         elif value is None:
             others = [0]
         else:
@@ -221,7 +236,8 @@ def test_a_deep_copy_has_arrays_of_its_own():
 @pytest.mark.parametrize("make", ALL_RESULTS)
 def test_results_unpack_into_their_fields_in_order(make):
     first, *rest = make()
-    assert np.array_equal(first, getattr(make(), make()._fields[0]))
+    same = np.array_equal if isinstance(first, np.ndarray) else operator.eq
+    assert same(first, getattr(make(), make()._fields[0]))
     assert len(rest) == len(make()._fields) - 1
 
 
@@ -251,6 +267,13 @@ def test_results_can_be_made_the_short_way_round_their_constructor():
 
 def test_a_short_result_prints_all_its_ids():
     assert repr(evicted()) == "EvictedBlocks(physical=[4, 5, 6], disk_block_ids=[9])"
+
+
+def test_a_result_of_results_prints_all_of_them():
+    assert repr(cleared()) == (
+        "Cleared(blocks=EvictedBlocks(physical=[4, 5, 6], disk_block_ids=[9]), "
+        "snapshot_slots=[3, 9223372036854775807], tier_keys=[0, 18446744073709551615])"
+    )
 
 
 def test_a_long_result_prints_the_ends_and_the_number_of_its_ids():
@@ -294,6 +317,13 @@ WITH_DEFAULTS = {"is_active", "peek_matched_tokens", "pin_prefix"} | {
     "promote_snapshot",
     "forget_snapshot_tier_key",
 }
+
+
+def is_extra(parameter):
+    """Whether an argument is one that the interface does not have, which only a keyword gives."""
+    return parameter.kind is inspect.Parameter.KEYWORD_ONLY
+
+
 IMPLEMENTATIONS = [
     PrefixCache,
     *(thing for thing in vars(metrale_numba).values() if inspect.isclass(thing) and PrefixCache in thing.__mro__[1:]),
@@ -304,7 +334,7 @@ IMPLEMENTATIONS = [
 @pytest.mark.parametrize("method", SIGNATURES)
 def test_arguments_have_the_names_and_the_order_of_the_interface(implementation, method):
     parameters = inspect.signature(getattr(implementation, method)).parameters.values()
-    own = [parameter for parameter in parameters if parameter.name != "self"]
+    own = [parameter for parameter in parameters if parameter.name != "self" and not is_extra(parameter)]
     assert tuple(parameter.name for parameter in own) == SIGNATURES[method]
     assert all(parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in own)
 
@@ -314,9 +344,60 @@ def test_arguments_have_the_names_and_the_order_of_the_interface(implementation,
 def test_arguments_have_the_same_defaults_in_every_implementation(implementation, method):
     def defaults(cls):
         parameters = inspect.signature(getattr(cls, method)).parameters
-        return {name: parameter.default for name, parameter in parameters.items()}
+        return {name: parameter.default for name, parameter in parameters.items() if not is_extra(parameter)}
 
     assert defaults(implementation) == defaults(PrefixCache)
+
+
+def test_what_an_implementation_takes_beyond_the_interface_can_be_left_out():
+    extra = {
+        (implementation.__name__, method, parameter.name): parameter.default
+        for implementation in IMPLEMENTATIONS
+        for method in SIGNATURES
+        for parameter in inspect.signature(getattr(implementation, method)).parameters.values()
+        if is_extra(parameter)
+    }
+    assert extra == {("RadixTree", "lookup", "record"): True}
+
+
+#: What RadixTree can do beyond the interface; every argument in order, with its default if it has one.
+BEYOND = {
+    "clear": {},
+    "drop_adapter": {"adapter_id": ...},
+    "adapter_epoch": {"adapter_id": ...},
+    "take_dead_tier_keys": {},
+    "evict_snapshot_slot": {"slot": ...},
+    "pin": {"name": ..., "tokens": ..., "block_size": None, "adapter_id": 0, "ttl": None},
+    "unpin": {"name": ...},
+    "pins": {},
+    "set_quota": {"adapter_id": ..., "blocks": ...},
+    "evict_from": {"adapter_id": ..., "num_blocks": ...},
+    "num_evictable": {},
+    "peek_many": {"prompts": ..., "block_size": None, "adapter_id": 0},
+    "stats_detail": {},
+    "snapshot_stats": {},
+    "memory_usage": {},
+    "check_integrity": {},
+    "save": {"path": ...},
+    "load": {"path": ...},
+}
+
+
+@pytest.mark.parametrize("method", BEYOND)
+def test_calls_beyond_the_interface_have_these_arguments(method):
+    parameters = inspect.signature(getattr(RadixTree, method)).parameters.values()
+    given = {
+        parameter.name: ... if parameter.default is inspect.Parameter.empty else parameter.default
+        for parameter in parameters
+        if parameter.name != "self"
+    }
+    assert list(given.items()) == list(BEYOND[method].items())
+    assert all(parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for parameter in parameters)
+
+
+def test_there_is_no_public_call_beside_those_of_the_interface_and_those_above():
+    public = {name for name, value in inspect.getmembers(RadixTree, callable) if not name.startswith("_")}
+    assert public == SIGNATURES.keys() | BEYOND.keys()
 
 
 def test_lookup_needs_nothing_but_tokens():
