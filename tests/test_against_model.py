@@ -35,7 +35,7 @@ SETTINGS = st.fixed_dictionaries(
         "tail_protect": st.sampled_from((True, True, True, False)),
         "tail_lease_ttl": st.sampled_from((64, 0, 1, 2, 3, 4)),
         "evict_alpha": st.sampled_from((0.0, 0.75, 1.0, 8.0)),
-        "evict_legacy": st.sampled_from((False, False, False, True)),
+        "evict_legacy": st.sampled_from((False, False, True)),
         "hermetic": st.sampled_from((False, False, False, True)),
         "adopt_blocks": st.sampled_from((False, False, True)),
         "check_secret": st.sampled_from((None, b"secret")),
@@ -347,7 +347,10 @@ class TreeMachine(Machine):
         for part in parts:
             cut = tokens[: len(tokens) * part // 15]
             aligned = cut[: len(cut) - len(cut) % block_size]
-            self.pair.lookup(cut, block_size, 0, adapter)
+            if part % 3:
+                self.pair.lookup(cut, block_size, 0, adapter)
+            else:
+                self.pair.pin(cut, block_size, adapter)
             self.pair.peek(aligned + self.chunk(letter, block_size)[: part % block_size], block_size, adapter)
             self.pair.release_matched(cut, block_size, len(aligned), adapter)
 
@@ -518,9 +521,10 @@ class SnapshotMachine(Machine):
     @precondition(lambda self: self.pair.model.entries)
     @rule(which=NUMBER, kinds=st.lists(st.integers(0, 4), min_size=2, max_size=6))
     def lookup_and_evict(self, which: int, kinds: list[int]) -> None:
-        """Lease the session of an entry, mostly without making the entry fresh, and evict past the end of the lease."""
+        """Lease a session that is due to be evicted, mostly without making it fresh, and evict past the lease's end."""
         entries = [entry for entry in self.pair.model.entries if entry.tail or entry.sibling]
-        entry = entries[which % len(entries)] if entries else self.entry(which, spilled=False)
+        entries.sort(key=lambda entry: entry.stamp)
+        entry = entries[which % min(len(entries), 3)] if entries else self.entry(which, spilled=False)
         adapter, tokens = entry.check
         block_size = self.size_for(tokens)
         prompt = Prompt(adapter, block_size, tokens + self.chunk(which & 3, block_size))
@@ -528,13 +532,33 @@ class SnapshotMachine(Machine):
         looked_up = prompt.tokens if which % 3 == 0 else prompt.tokens[:block_size]
         self.pair.lookup(looked_up, block_size, entry.session, adapter)
         for kind in kinds:
-            if kind < 2:
-                self.pair.evict_lru()
-            elif kind < 4:
-                self.pair.evict_to_tier((0, entry.depth)[kind - 2])
-            else:
-                self.pair.evict_slot(self.entry(which, spilled=False).slot if self.pair.model.entries else 0)
+            self.evict_one(kind, which)
         self.pair.lookup(prompt.tokens, block_size, entry.session if kinds[0] else 0, adapter)
+
+    @rule(
+        letter=st.integers(0, 3),
+        kinds=st.lists(st.integers(0, 4), min_size=2, max_size=5),
+        leased=st.sampled_from(SESSIONS[1:]),
+        other=SESSION,
+        alone=st.booleans(),
+    )
+    def let_a_lease_run_out(self, letter: int, kinds: list[int], leased: int, other: int, alone: bool) -> None:
+        """Lease the stalest of two sessions, whose entries are not the oldest, and evict in every way."""
+        block_size = self.sizes[0]
+        tokens = self.chunk(letter, block_size) * 6
+        while alone and len(self.pair.spilled()) < len(self.pair.model.entries):
+            self.pair.evict_to_tier(0)
+        self.insert(Prompt(0, block_size, tokens), 0)
+        for depth in (6, 5):
+            self.pair.insert_intermediate_snapshot(
+                tokens[: depth * block_size], (), (), block_size, self.slot(1), other, 0, 0
+            )
+        self.pair.insert_tail(tokens[: 4 * block_size], self.slot(1), leased, 0)
+        self.pair.insert_sibling(tokens[: 3 * block_size], self.slot(1), leased, 0)
+        self.pair.insert_intermediate_snapshot(tokens[: 2 * block_size], (), (), block_size, self.slot(1), other, 0, 0)
+        self.pair.lookup(tokens[:block_size], block_size, leased, 0)
+        for kind in kinds:
+            self.evict_one(kind, letter)
 
     @rule(times=st.integers(1, 4))
     def evict_lru(self, times: int) -> None:
@@ -552,10 +576,12 @@ class SnapshotMachine(Machine):
         slots = [entry.slot for entry in self.pair.model.entries]
         self.pair.evict_slot(slots[which // 2 % len(slots)] if slots and which % 4 else self.next_slot)
 
-    @precondition(lambda self: self.pair.model.entries)
     @rule(which=NUMBER, how=NUMBER)
     def promote(self, which: int, how: int) -> None:
-        """Fault in a spilled snapshot, or one that is resident, with the right check, a wrong one or none."""
+        """Fault in a spilled snapshot, a resident or an unknown one, with the right check, a wrong one or none."""
+        if not self.pair.model.entries or which == 0:
+            self.pair.promote(how % 2 * (2**64 - 1), self.slot(), (0, ()) if how % 4 < 2 else None)
+            return
         if how % 8 and not self.pair.spilled():
             self.pair.evict_to_tier(0)
         entry = self.entry(which, spilled=how % 8 != 0)
@@ -580,10 +606,6 @@ class SnapshotMachine(Machine):
         if self.pair.model.entries and which % 3:
             key = self.entry(which // 3, spilled=which % 3 > 1).key
         self.pair.forget(key)
-
-    @rule(key=st.sampled_from((0, 2**64 - 1)), checked=st.booleans())
-    def promote_an_unknown_key(self, key: int, checked: bool) -> None:
-        self.pair.promote(key, self.slot(), (0, ()) if checked else None)
 
     @precondition(lambda self: self.pair.model.entries)
     @rule(which=NUMBER, adapter=st.sampled_from(ADAPTERS), letter=st.integers(0, 3), how=NUMBER, session=SESSION)
@@ -626,6 +648,17 @@ class SnapshotMachine(Machine):
     @rule(num_blocks=st.sampled_from((0, 1, 4)))
     def evict(self, num_blocks: int) -> None:
         self.pair.evict(num_blocks)
+
+    def evict_one(self, kind: int, which: int) -> None:
+        """Evict a snapshot in one of the ways there are."""
+        if kind < 2:
+            self.pair.evict_lru()
+        elif kind == 2:
+            self.pair.evict_to_tier(0)
+        elif kind == 3:
+            self.pair.evict_to_tier(5)
+        else:
+            self.pair.evict_slot(self.entry(which, spilled=False).slot if self.pair.model.entries else 0)
 
     def entry(self, which: int, spilled: bool) -> Entry:
         """Some entry, a spilled or a resident one if there is such a one."""
