@@ -350,7 +350,7 @@ class TreeMachine(Machine):
             if part % 3:
                 self.pair.lookup(cut, block_size, 0, adapter)
             else:
-                self.pair.pin(cut, block_size, adapter)
+                self.pair.pin_prefix(cut, block_size, adapter)
             self.pair.peek(aligned + self.chunk(letter, block_size)[: part % block_size], block_size, adapter)
             self.pair.release_matched(cut, block_size, len(aligned), adapter)
 
