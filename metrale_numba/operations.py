@@ -58,8 +58,6 @@ class Operations:
         self._hash_keys = hash_keys
         self._kernels = kernels("cache")
         # For the hot path, which reads attributes of its own and nothing behind them.
-        self._lookup = self._kernels["lookup"]
-        self._release_kernel = self._kernels["release"]
         self._block_size = settings.block_size
         self._partial_tail_sharing = settings.partial_tail_sharing
         self._strict = int(settings.strict)

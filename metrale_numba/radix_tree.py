@@ -248,7 +248,7 @@ class RadixTree(Operations, PrefixCache):
                     as_tokens(tokens)
                     self._shared.header[layout.SHARED_MISSES] += int(record)
                     return PrefixMatch()
-                num_blocks, matched_tokens, any_disk, slot, depth, flags, key, check = self._lookup(
+                num_blocks, matched_tokens, any_disk, slot, depth, flags, key, check = self._kernels["lookup"](
                     pool.header, tokens, blocks, disks, session_hash, adapter_id, int(record)
                 )
         except TypeError:
@@ -532,7 +532,7 @@ class RadixTree(Operations, PrefixCache):
             if pool is None:
                 as_tokens(tokens)
                 return
-            unheld = self._release_kernel(pool.header, tokens, num_tokens, adapter, self._strict)
+            unheld = self._kernels["release"](pool.header, tokens, num_tokens, adapter, self._strict)
         if unheld:
             raise RefcountError(f"block {unheld - 1} of tokens is held by no sequence, so there is nothing to release")
 

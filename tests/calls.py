@@ -164,6 +164,9 @@ class Caller:
         elif name in ("insert", "insert_with_snapshot"):
             tokens, block_size = arguments["tokens"], arguments["block_size"]
             self._keep(self.holds, _Hold(tokens, block_size, tokens.size, arguments["adapter_id"]))
+        elif name in ("clear", "drop_adapter"):
+            forgotten = self.adapters if name == "clear" else (arguments["adapter_id"],)
+            self.holds = [hold for hold in self.holds if hold.adapter_id not in forgotten]
         elif name == "evict_snapshot_to_tier" and hasattr(answer, "key"):
             self._keep(self.spilled, (answer.key, answer.check))
         if "snapshot_id" in arguments:

@@ -15,7 +15,7 @@ from pair import Clock
 
 #: For a second run under other circumstances.
 SHORT_EXAMPLES = 30
-NORMAL_EXAMPLES = 200
+NORMAL_EXAMPLES = 300
 LONG_EXAMPLES = 10 * NORMAL_EXAMPLES
 STEPS = 50
 

@@ -316,8 +316,8 @@ FAULTS = (
     Fault(
         "quota-evicts-the-path-that-is-inserted",
         CLASS,
-        "        tenants[\"guard\"](pool.header, tokens, count, adapter, 1)\n",
-        "        tenants[\"guard\"](pool.header, tokens, 0, adapter, 1)\n",
+        '        tenants["guard"](pool.header, tokens, count, adapter, 1)\n',
+        '        tenants["guard"](pool.header, tokens, 0, adapter, 1)\n',
     ),
     Fault(
         "adapter-evicts-its-newest-leaf-first",

@@ -50,10 +50,8 @@ ROUND_SECONDS = 2.0
 MIN_ROUNDS = 24
 #: After so many rounds all caches are cleared, so that what is measured then is comparable.
 ROUNDS_A_GENERATION = 4
-#: What the process may grow by between the first third of its generations and the last: allocators keep some.
-ALLOWED_GROWTH = 8 << 20
-# Of the C library on most Linux systems; elsewhere the resident set shows more ups and downs.
-_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+#: What may grow by how much between the first third of the generations and the last: allocators keep some.
+ALLOWED_GROWTH = {"KiB resident": 8 << 10, "KiB in use": 1 << 10, "Python blocks": 10_000}
 
 
 class Violation(Exception):
@@ -180,13 +178,36 @@ class Worker:
         self.books[place].keep(call, answer)
 
 
-def resident_bytes() -> int:
-    """The resident set of this process, less what its allocator only keeps for later."""
+class _Mallinfo(ctypes.Structure):
+    """What the C library answers to ``mallinfo2``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks"),
+            "keepcost",
+        )
+    )
+
+
+def measured() -> dict[str, int]:
+    """How large the process is: what is resident, and what of that is in use, where the C library tells.
+
+    What is in use grows with the smallest leak. What is resident has ups and downs, since allocators keep memory for
+    later; where the C library can be told to give it back, it is told.
+    """
     gc.collect()
-    if _trim is not None:
-        _trim(0)
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
     with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    sizes = {"KiB resident": resident >> 10, "Python blocks": sys.getallocatedblocks()}
+    if hasattr(library, "mallinfo2"):
+        library.mallinfo2.restype = _Mallinfo
+        info = library.mallinfo2()
+        sizes["KiB in use"] = (info.uordblks + info.hblkhd) >> 10
+    return sizes
 
 
 def check(cache: RadixTree, books: Books, way: str) -> None:
@@ -229,7 +250,7 @@ class Soak:
         self.workers = [Worker(number, seed, self.caches) for number in range(num_threads)]
         self.books = [Books() for _ in self.caches]
         self.num_rounds = 0
-        self.sizes: list[int] = []
+        self.sizes: list[dict[str, int]] = []
         self.elapsed = 0.0
         self._hits_before = metrale_numba.cache_hit_count()
 
@@ -241,21 +262,19 @@ class Soak:
         ways = itertools.cycle(COPIES)
         while self.elapsed < self.seconds:
             self._run_round(time.monotonic() + round_seconds)
+            self._close_books()
             for place, cache in enumerate(self.caches):
-                self.books[place].add(worker.books[place] for worker in self.workers)
-                for worker in self.workers:
-                    worker.books[place] = Books()
                 check(cache, self.books[place], next(ways))
             self._check_counters()
             self.num_rounds += 1
             if self.num_rounds % ROUNDS_A_GENERATION == 0:
-                for place in range(len(self.caches)):
-                    self.workers[0].make(place, Call("clear", {}))
-                self.sizes.append(resident_bytes())
+                self._clear()
+                self.sizes.append(measured())
             self.elapsed = time.monotonic() - started
             progress.update(task, completed=min(self.elapsed, self.seconds))
-        if self.growth > ALLOWED_GROWTH:
-            raise Violation(f"the process has grown by {self.growth >> 10} KiB since its beginning")
+        for what, growth in self.growth().items():
+            if growth > ALLOWED_GROWTH[what]:
+                raise Violation(f"the process has {growth:,} {what} more than in its beginning")
 
     def _run_round(self, end: float) -> None:
         errors: list[BaseException] = []
@@ -274,17 +293,37 @@ class Soak:
         for error in errors:
             raise error
 
+    def _close_books(self) -> None:
+        """Enter what all workers kept."""
+        for place, books in enumerate(self.books):
+            books.add(worker.books[place] for worker in self.workers)
+            for worker in self.workers:
+                worker.books[place] = Books()
+
+    def _clear(self) -> None:
+        """Clear every cache, which must settle its books."""
+        for place in range(len(self.caches)):
+            self.workers[0].make(place, Call("clear", {}))
+        self._close_books()
+        if any(books.blocks or books.disks or books.slots for books in self.books):
+            raise Violation("a cleared cache has not given everything back")
+        self.books = [Books() for _ in self.caches]
+
     def _check_counters(self) -> None:
         hits = sum(cache.stats_detail().cache_hits for cache in self.caches)
         counted = metrale_numba.cache_hit_count() - self._hits_before
         if hits != counted:
             raise Violation(f"the process has counted {counted} hits, the caches {hits}")
 
-    @property
-    def growth(self) -> int:
-        """Bytes by which the last third of the generations is above the first, both as far as they are alike."""
-        third = max(1, len(self.sizes) // 3)
-        return min(self.sizes[-third:]) - max(self.sizes[:third])
+    def growth(self) -> dict[str, int]:
+        """How far the last third of the generations is above the first, both as far as they are alike."""
+        third = len(self.sizes) // 3
+        if third == 0:
+            return {}
+        return {
+            what: min(size[what] for size in self.sizes[-third:]) - max(size[what] for size in self.sizes[:third])
+            for what in self.sizes[0]
+        }
 
     def summary(self) -> Table:
         """What was done and measured."""
@@ -307,10 +346,9 @@ class Soak:
             "times cleared": f"{sum(detail.epoch for detail in details):,}",
             "rounds, each with all checks": self.num_rounds,
         }
-        if self.sizes:
-            first, last = self.sizes[0] / 2**20, self.sizes[-1] / 2**20
-            rows["resident set, caches empty, first and last"] = f"{first:.1f} and {last:.1f} MiB"
-            rows["growth since the first third"] = f"{self.growth / 2**20:+.1f} MiB"
+        for what, growth in self.growth().items():
+            rows[f"{what}, all caches empty"] = f"{self.sizes[0][what]:,} to {self.sizes[-1][what]:,}"
+            rows[f"{what}, growth"] = f"{growth:+,}"
         for what, value in rows.items():
             table.add_row(what, str(value))
         return table

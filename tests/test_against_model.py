@@ -145,12 +145,15 @@ class Machine(RuleBasedStateMachine):
         elif len(self.pair.model.nodes) + len(self.pair.model.entries) < WORTH_FORGETTING and which:
             # What is hardly anything yet is left to grow.
             return
-        elif kind == "drop_adapter":
-            self.pair.drop_adapter(adapter)
-            self.forgotten(adapter)
         else:
-            self.pair.clear()
-            self.forgotten(None)
+            for name, prompt in zip(NAMES, self.prompts[: which % 3], strict=False):
+                self.pair.pin(name, prompt.tokens, prompt.block_size, prompt.adapter)
+            if kind == "drop_adapter":
+                self.pair.drop_adapter(adapter)
+                self.forgotten(adapter)
+            else:
+                self.pair.clear()
+                self.forgotten(None)
 
     def forgotten(self, adapter: int | None) -> None:
         """Take note that an adapter's part of the cache was forgotten, or all of it."""
@@ -193,7 +196,7 @@ class Machine(RuleBasedStateMachine):
         if kind == 0:
             self.pair.evict((1, 3, 10**9)[how // 8])
         elif kind == 1:
-            self.pair.evict_from(ADAPTERS[how // 8], 10**9)
+            self.pair.evict_from(next(iter(self.pair.model.holds.values())).adapter_id, 10**9)
         elif kind == 2:
             self.pair.pins()
         elif kind == 3:

@@ -50,6 +50,14 @@ PATIENCE = 300
 COUNTS = ("requests", "blocks", "hit_blocks", "evicted_blocks", "cached_blocks")
 
 
+@pytest.fixture(autouse=True)
+def _ctrl_c_arrives() -> Iterator[None]:
+    """Whoever started the tests in the background may have had them ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
     path = tmp_path / "trace.jsonl"

@@ -158,12 +158,12 @@ cache.insert(tokens, [1, 2, 3, 4])
 header = cache._pools[2].header
 nothing = np.empty(0, np.uint32)
 try:
-    kernels("cache")["lookup"](header, tokens, np.empty(1, np.uint32), nothing, 0, 0)
+    kernels("cache")["lookup"](header, tokens, np.empty(1, np.uint32), nothing, 0, 0, 1)
 except IndexError:
     print("caught: room for one block where four match")
 header[layout.POOL_ROWS] = 2
 try:
-    kernels("cache")["release"](header, tokens, 8, 0)
+    kernels("cache")["release"](header, tokens, 8, 0, 0)
 except IndexError:
     print("caught: a view of two rows where five are used")
 """

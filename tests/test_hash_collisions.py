@@ -59,7 +59,7 @@ def force_constant_hashes() -> None:
     holders = [(name, held) for name in names for held, value in vars(modules[name]).items() if value is original]
     for name, held in holders:
         setattr(modules[name], held, constant_hash)
-    assert {name for name, _ in holders} >= {"hashing", "tree", "eviction", "snapshots", "integrity"}
+    assert {name for name, _ in holders} >= {"hashing", "walk", "insertion", "removal", "snapshots", "integrity"}
 
 
 def crowded(constant: int, **settings: Any) -> RadixTree:

@@ -10,6 +10,7 @@ import copy
 import pickle
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pair import Clock
 from state import differences, snapshot_of
@@ -137,7 +138,7 @@ def test_any_text_can_be_a_name() -> None:
 
 def test_a_pin_keeps_its_own_copy_of_the_tokens() -> None:
     cache = make()
-    tokens = SYSTEM[:]
+    tokens = np.array(SYSTEM, np.uint32)
     cache.pin("system", tokens)
     tokens[0] = 77
     cache.unpin("system")

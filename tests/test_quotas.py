@@ -150,6 +150,16 @@ def test_the_part_of_the_path_that_is_there_is_held_and_stamped_although_nothing
     assert cache.stats_detail().over_releases == 0
 
 
+def test_the_whole_part_of_the_path_that_is_there_is_held_by_a_tenant_far_past_its_quota_too() -> None:
+    cache = make(None)
+    put(cache, [1, 1, 2, 2], [10, 11])
+    cache.set_quota(TENANT, 0)
+    assert lists_of(cache.insert([1, 1, 2, 2, 3, 3], [20, 21, 22], adapter_id=TENANT)) == ([], [], [], [])
+    assert cache.num_evictable() == 0
+    cache.release([1, 1, 2, 2], adapter_id=TENANT)
+    assert cache.stats_detail().over_releases == 0
+
+
 def test_siblings_of_the_path_may_go_and_its_invisible_nodes_may_not() -> None:
     cache = make(4)
     put(cache, [1, 1, 2, 2], [10, 11])
