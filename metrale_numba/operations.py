@@ -192,9 +192,8 @@ class Operations:
                 self._drop_pool_if_spare(pool)
             self._pins.strike(adapter_id)
             self._adapter_drops[adapter_id] = self._adapter_drops.get(adapter_id, 0) + 1
-        # Copies, since the room that was made is for the suffixes of all adapters.
-        evicted = EvictedBlocks(blocks[:num_blocks].copy(), disks[:num_disks].copy())
-        return Cleared(evicted, slots, np.array(keys, np.uint64))
+        # No copies: without memory for them, what was taken out would be lost.
+        return Cleared(EvictedBlocks(blocks[:num_blocks], disks[:num_disks]), slots, np.array(keys, np.uint64))
 
     def _drop_pool_if_spare(self, pool: PoolArrays) -> None:
         """Give back the arrays of a block size without nodes, unless it is the one that calls use by default."""
@@ -275,10 +274,11 @@ class Operations:
                     f"pin {name!r} of {matched_tokens // block_size} blocks would go {excess} beyond "
                     f"max_pinned_blocks, which is {self._pins.limit}"
                 )
+            ends_at = None if seconds is None else time.monotonic() + seconds
+            # Copied before any reference is taken: without memory for it, nobody could give them back.
+            hold = Hold(tokens[:matched_tokens].copy(), matched_tokens, block_size, adapter_id, ends_at)
             if pool is not None:
                 self._kernels["pin"](pool.header, tokens, path, adapter)
-            ends_at = None if seconds is None else time.monotonic() + seconds
-            hold = Hold(tokens[:matched_tokens].copy(), matched_tokens, block_size, adapter_id, ends_at)
             earlier = self._pins.put(name, hold) if matched_tokens else self._pins.take(name)
             if earlier is not None:
                 self._drop_hold(earlier)
@@ -404,7 +404,8 @@ class Operations:
         num_out, num_disks, num_removed, _ = tenants["evict_from"](
             header, adapter, num_blocks, num_nodes, blocks, disks, np.empty(nodes, np.int64), np.empty(nodes, np.uint64)
         )
-        return EvictedBlocks(blocks[:num_out].copy(), disks[:num_disks].copy()), num_removed
+        # No copies: without memory for them, what was taken out would be lost.
+        return EvictedBlocks(blocks[:num_out], disks[:num_disks]), num_removed
 
     # Counters
 

@@ -337,6 +337,9 @@ class RadixTree(Operations, PrefixCache):
         try:
             if adapter_id not in self._quotas:
                 return self._insert_all(pool, tokens, block_table, disk_block_ids, count, matched_tokens, adapter)
+            self._end_expired_pins()
+            # Several walks must see one sequence, whatever another thread does to the caller's array meanwhile.
+            tokens = tokens.copy()
             # The room is made before anything is evicted: a failure must not lose what was.
             self._make_room(pool, tokens, block_table, disk_block_ids, count, adapter)
             evicted, count = self._make_quota(pool, tokens, count, adapter, self._quotas[adapter_id])

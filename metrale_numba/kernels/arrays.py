@@ -6,7 +6,7 @@ An owner writes an array's address into its header whenever the array moves. Gro
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -148,14 +148,34 @@ def table_size(rows: int) -> int:
     return rows + rows // 3 + 4
 
 
-def _resize(array: npt.NDArray[np.generic], rows: int, header: Int64Array, field: int) -> None:
-    """Lengthen an owned array in place by zeros (most often without a copy) and note where it is now.
+def _resize(array: npt.NDArray[np.generic], rows: int) -> None:
+    """Lengthen an owned array in place by zeros, most often without a copy.
 
     Views made by kernels are gone by now, and no other part keeps one, so the reference check is off.
     """
     if rows > array.shape[0]:
         array.resize((rows, *array.shape[1:]), refcheck=False)
+
+
+def _publish(header: Int64Array, arrays: Mapping[int, npt.NDArray[np.generic]], sizes: Mapping[int, int]) -> None:
+    """Write where arrays are now, and how large, into a header.
+
+    A signal's handler may raise between any two steps, KeyboardInterrupt above all, and a header that is half
+    written leads kernels into freed memory. So every growth ends here, also one that fails, and what is
+    interrupted here is done again.
+    """
+    try:
+        _write(header, arrays, sizes)
+    except BaseException:
+        _write(header, arrays, sizes)
+        raise
+
+
+def _write(header: Int64Array, arrays: Mapping[int, npt.NDArray[np.generic]], sizes: Mapping[int, int]) -> None:
+    for field, array in arrays.items():
         header[field] = address_of(array)
+    for field, size in sizes.items():
+        header[field] = size
 
 
 def address_of(array: npt.NDArray[np.generic]) -> int:
@@ -202,7 +222,10 @@ class SharedArrays:
         else:
             number = int(self.header[SHARED_NUM_POOLS])
             if number == self._addresses.shape[0]:
-                _resize(self._addresses, 2 * number, self.header, SHARED_POOLS)
+                try:
+                    _resize(self._addresses, 2 * number)
+                finally:
+                    _publish(self.header, {SHARED_POOLS: self._addresses}, {})
         pool = PoolArrays(self, number, block_size)
         if self._free_numbers:
             self._free_numbers.pop()
@@ -214,9 +237,11 @@ class SharedArrays:
 
     def drop_pool(self, block_size: int) -> None:
         """Give back the arrays of a pool that has no nodes left."""
-        pool = self.pools.pop(block_size)
+        pool = self.pools[block_size]
         number = int(pool.header[POOL_NUMBER])
+        # Unnamed first: were it freed first, an interruption in between would leave its address to be followed.
         self._addresses[number] = 0
+        del self.pools[block_size]
         self._free_numbers.append(number)
         self.pool_rows -= pool.rows
 
@@ -232,16 +257,21 @@ class SharedArrays:
 
     def clear(self) -> None:
         """Drop every pool and every candidate; clock, counters and settings stay."""
-        self.pools.clear()
-        self.pool_rows = 0
-        self._free_numbers.clear()
-        self._addresses[:] = 0
-        self.heap_stamps = np.zeros(0, np.int64)
-        self.heap_nodes = np.zeros(0, np.uint64)
         header = self.header
-        for field in (SHARED_NUM_POOLS, SHARED_HEAP_ROWS, SHARED_HEAP_SIZE, SHARED_NUM_NODES, SHARED_NUM_SUFFIXES):
+        # Nothing is freed before no kernel would go there any more, wherever an interruption falls.
+        header[SHARED_HEAP_SIZE] = 0
+        self.pools.clear()
+        for field in (SHARED_NUM_POOLS, SHARED_NUM_NODES, SHARED_NUM_SUFFIXES, SHARED_NUM_EVICTABLE):
             header[field] = 0
-        header[SHARED_NUM_EVICTABLE] = 0
+        self._addresses[:] = 0
+        self._free_numbers.clear()
+        self.pool_rows = 0
+        try:
+            self.heap_stamps = np.zeros(0, np.int64)
+            self.heap_nodes = np.zeros(0, np.uint64)
+        finally:
+            arrays = {SHARED_HEAP_STAMPS: self.heap_stamps, SHARED_HEAP_NODES: self.heap_nodes}
+            _publish(header, arrays, {SHARED_HEAP_ROWS: min(self.heap_stamps.shape[0], self.heap_nodes.shape[0])})
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """Copies of the arrays, to what is used of them; those of the pools are apart."""
@@ -276,9 +306,13 @@ class SharedArrays:
     def grow_heap(self, more: int) -> None:
         """Make room for `more` rows than the pools have now: a release or an eviction must never have to grow."""
         rows = self.pool_rows + more
-        _resize(self.heap_stamps, rows, self.header, SHARED_HEAP_STAMPS)
-        _resize(self.heap_nodes, rows, self.header, SHARED_HEAP_NODES)
-        self.header[SHARED_HEAP_ROWS] = min(self.heap_stamps.shape[0], self.heap_nodes.shape[0])
+        try:
+            _resize(self.heap_stamps, rows)
+            _resize(self.heap_nodes, rows)
+        finally:
+            capacity = min(self.heap_stamps.shape[0], self.heap_nodes.shape[0])
+            arrays = {SHARED_HEAP_STAMPS: self.heap_stamps, SHARED_HEAP_NODES: self.heap_nodes}
+            _publish(self.header, arrays, {SHARED_HEAP_ROWS: capacity})
 
 
 class PoolArrays:
@@ -327,38 +361,58 @@ class PoolArrays:
         rows = self.rows + missing
         rows = max(rows, int(self.rows * _GROWTH), min(_FIRST_TOKENS // self.block_size, 64))
         table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
-        _resize(self.nodes, rows, self.header, POOL_NODES)
-        _resize(self.links, rows, self.header, POOL_LINKS)
-        _resize(self.tokens, rows, self.header, POOL_TOKENS)
-        if self.header[POOL_DISK_ROWS]:
-            self._resize_disks(rows)
-        self.shared.grow_heap(rows - self.rows)
-        rehash(self.table, table)
-        self.table = table
-        self.header[POOL_TABLE] = address_of(table)
-        self.header[POOL_TABLE_SIZE] = table.shape[0]
-        self.shared.pool_rows += rows - self.rows
-        self.header[POOL_ROWS] = rows
-        if self.header[POOL_DISK_ROWS]:
-            self.header[POOL_DISK_ROWS] = rows
+        old_table = self.table
+        capacity = self.rows
+        try:
+            for array in (self.nodes, self.links, self.tokens):
+                _resize(array, rows)
+            if self.header[POOL_DISK_ROWS]:
+                self._resize_disks(rows)
+            self.shared.grow_heap(rows - capacity)
+            # Counted before it is used: counted twice after an interruption, it only makes the heap too large.
+            self.shared.pool_rows += rows - capacity
+            rehash(old_table, table)
+            self.table = table
+            capacity = rows
+        finally:
+            self._publish_rows(capacity)
 
     def add_disks(self) -> None:
         """Make room for the disk ids of all rows, when the first is to be stored."""
-        self._resize_disks(self.rows)
-        self.header[POOL_DISK_ROWS] = self.rows
+        try:
+            self._resize_disks(self.rows)
+        finally:
+            self._publish_rows(self.rows)
 
     def _resize_disks(self, rows: int) -> None:
         before = self.disks.shape[0]
-        _resize(self.disks, rows, self.header, POOL_DISKS)
+        _resize(self.disks, rows)
         self.disks[before:] = NONE
+
+    def _publish_rows(self, rows: int) -> None:
+        """Tell the kernels where the arrays are, of which `rows` rows may be used."""
+        arrays = {
+            POOL_NODES: self.nodes,
+            POOL_LINKS: self.links,
+            POOL_TOKENS: self.tokens,
+            POOL_DISKS: self.disks,
+            POOL_TABLE: self.table,
+        }
+        disk_rows = rows if self.disks.shape[0] >= rows else 0
+        sizes = {POOL_TABLE_SIZE: self.table.shape[0], POOL_ROWS: rows, POOL_DISK_ROWS: disk_rows}
+        _publish(self.header, arrays, sizes)
 
     def grow_suffixes(self, missing: int) -> None:
         """Make room for `missing` more partial suffixes than are free now."""
         rows = int(self.header[POOL_SUFFIX_ROWS])
         rows = max(rows + missing, int(rows * _GROWTH), min(_FIRST_TOKENS // self.block_size, 16))
-        _resize(self.suffixes, rows, self.header, POOL_SUFFIXES)
-        _resize(self.suffix_tokens, rows, self.header, POOL_SUFFIX_TOKENS)
-        self.header[POOL_SUFFIX_ROWS] = rows
+        try:
+            _resize(self.suffixes, rows)
+            _resize(self.suffix_tokens, rows)
+        finally:
+            capacity = min(self.suffixes.shape[0], self.suffix_tokens.shape[0])
+            arrays = {POOL_SUFFIXES: self.suffixes, POOL_SUFFIX_TOKENS: self.suffix_tokens}
+            _publish(self.header, arrays, {POOL_SUFFIX_ROWS: capacity})
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every array of this pool by name, its header included."""
@@ -453,13 +507,17 @@ class IndexArrays:
         rows = int(self.header[INDEX_ROWS])
         rows = max(rows + 1, int(rows * _GROWTH), 16)
         table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
-        _resize(self.entries, rows, self.header, INDEX_ENTRIES)
-        _resize(self.residents, rows, self.header, INDEX_RESIDENTS)
-        rehash(self.table, table)
-        self.table = table
-        self.header[INDEX_TABLE] = address_of(table)
-        self.header[INDEX_TABLE_SIZE] = table.shape[0]
-        self.header[INDEX_ROWS] = rows
+        old_table = self.table
+        try:
+            _resize(self.entries, rows)
+            _resize(self.residents, rows)
+            rehash(old_table, table)
+            self.table = table
+        finally:
+            grown = self.table is table
+            arrays = {INDEX_ENTRIES: self.entries, INDEX_RESIDENTS: self.residents, INDEX_TABLE: self.table}
+            sizes = {INDEX_TABLE_SIZE: self.table.shape[0], INDEX_ROWS: rows if grown else int(self.header[INDEX_ROWS])}
+            _publish(self.header, arrays, sizes)
 
     def clear(self) -> None:
         """Remove every entry; clock, counters and settings stay, the lease ends."""

@@ -273,6 +273,11 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
         i += 1
 
     deepest_found = node
+    free_rows = pool[POOL_ROWS] - pool[POOL_USED] + pool[POOL_NUM_FREE]
+    if count - i > free_rows:
+        # Another thread wrote to the caller's tokens since the room was measured: store what there is room for.
+        count = i + free_rows
+        has_suffix = False
     if i < count and node != root and links[node].suffix != np.uint32(NONE):
         dropped_block, dropped_disk = free_suffix(shared, pool, nodes, links, node)
     nodes[root].count += np.uint32(count - i)
