@@ -173,6 +173,8 @@ class RadixTree(Operations, PrefixCache):
             If the file cannot be read.
         CacheFileError
             If it is no saved cache, is damaged, or is of a newer format. Nothing in it is ever executed.
+        TypeError, ValueError
+            If `path` is no path.
         """
         cache = cls.__new__(cls)
         cache.__setstate__(cls._state_of_file(path))
@@ -341,7 +343,7 @@ class RadixTree(Operations, PrefixCache):
             # Several walks must see one sequence, whatever another thread does to the caller's array meanwhile.
             tokens = tokens.copy()
             # The room is made before anything is evicted: a failure must not lose what was.
-            self._make_room(pool, tokens, block_table, disk_block_ids, count, adapter)
+            self._make_room(pool, tokens, disk_block_ids, count, adapter, self._quotas[adapter_id])
             evicted, count = self._make_quota(pool, tokens, count, adapter, self._quotas[adapter_id])
             fits = block_table[:count] if count < tokens.size // block_size else block_table
             acquired = InsertAcquired()
@@ -401,12 +403,12 @@ class RadixTree(Operations, PrefixCache):
         )
 
     def _make_room(
-        self, pool: PoolArrays, tokens: Ids, block_table: Ids, disk_block_ids: Ids, count: int, adapter: int
+        self, pool: PoolArrays, tokens: Ids, disk_block_ids: Ids, count: int, adapter: int, quota: int
     ) -> None:
-        """Make all the room that an insert can ask for."""
+        """Make all the room that an insert can ask for, which adds no more blocks than the quota."""
         header = pool.header
         free = header[layout.POOL_ROWS] - header[layout.POOL_USED] + header[layout.POOL_NUM_FREE]
-        missing = kernels("adapters")["count_missing"](header, tokens, count, adapter) + 1 - int(free)
+        missing = min(kernels("adapters")["count_missing"](header, tokens, count, adapter), quota) + 1 - int(free)
         if missing > 0:
             pool.grow(missing, self._kernels["rehash"])
         if header[layout.POOL_NUM_SUFFIXES] == header[layout.POOL_SUFFIX_ROWS]:

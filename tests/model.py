@@ -297,7 +297,8 @@ class Model:
 
         full = len(tokens) // block_size
         num_stored = min(full, len(table))
-        if adapter_id in self.quotas:
+        if adapter_id in self.quotas and num_stored > 0:
+            self._end_pins()
             num_stored = self._make_quota(tokens, block_size, adapter_id, num_stored, acquired)
         node: Node | None = None
         for i in range(num_stored):

@@ -205,7 +205,12 @@ class Machine(RuleBasedStateMachine):
             prompt = self.prompt(recipe)
             self.pair.pin(NAMES[how // 8], prompt.tokens, prompt.block_size, prompt.adapter, seconds)
         elif kind == 5:
-            self.insert_whole(self.prompt(recipe), with_disks=False)
+            # What an ended pin held may make room in a full quota.
+            adapter = next(iter(self.pair.model.holds.values())).adapter_id
+            num_blocks = sum(node.adapter_id == adapter for node in self.pair.model.nodes.values())
+            self.pair.set_quota(adapter, num_blocks)
+            self.insert_whole(self.prompt(recipe)._replace(adapter=adapter), with_disks=False)
+            self.pair.set_quota(adapter, None)
         elif kind == 6:
             self.pair.copy(list(COPIES)[how // 8])
             self.pair.part(keep_the_copy=how // 8 != 2)

@@ -223,7 +223,8 @@ def answers_in_another_process(cache: RadixTree, calls: list[Call], results: Any
 
 
 def test_a_spawned_process_gets_a_cache_that_answers_like_the_original(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, (PACKAGE_PARENT, Path(__file__).parent))))
+    # The child gets this path, and imports this module by the name that pytest gave it.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parent.parent)])
     cache, caller = rich_cache()
     left_out = (NOT_COPIED, "pins", "copy")
     calls = [call for call in (caller.draw() for _ in range(500)) if call.name not in left_out]
@@ -231,6 +232,9 @@ def test_a_spawned_process_gets_a_cache_that_answers_like_the_original(monkeypat
     mine, others = context.Pipe()
     child = context.Process(target=answers_in_another_process, args=(cache, calls, others))
     child.start()
+    # So that a child that dies ends the wait.
+    others.close()
+    assert mine.poll(DEADLINE_SECONDS)
     counted, answers = mine.recv()
     child.join()
     assert child.exitcode == 0

@@ -19,6 +19,8 @@ from metrale_numba import Pin, RadixTree
 
 SYSTEM = [1, 2, 3, 4]
 TOOLS = [1, 2, 9, 9, 9, 9]
+#: An adapter with a quota, where there is one.
+BOUNDED = 7
 
 
 def make(**settings: object) -> RadixTree:
@@ -235,12 +237,13 @@ LOOKS = {
     "pin": lambda cache: cache.pin("another", []),
     "num_evictable": lambda cache: cache.num_evictable(),
     "stats_detail": lambda cache: cache.stats_detail(),
+    "insert under a quota": lambda cache: cache.insert([7, 7], [99], adapter_id=BOUNDED),
 }
 
 
 @pytest.mark.parametrize("look", LOOKS)
 def test_whatever_evicts_or_counts_ends_the_pins_whose_time_is_over(look: str, clock: Clock) -> None:
-    cache = make()
+    cache = make(quotas={BOUNDED: 0})
     cache.pin("short", SYSTEM, ttl=1)
     cache.pin("long", TOOLS, ttl=3)
     clock.seconds += 2

@@ -10,7 +10,7 @@ import copy
 import numpy as np
 import pytest
 from model import NONE
-from pair import Pair
+from pair import Clock, Pair
 from state import differences, sizes_of, snapshot_of
 
 from metrale_numba import InsertAcquired, RadixTree
@@ -263,6 +263,17 @@ def test_what_is_pinned_is_not_evicted_for_the_quota() -> None:
     put(cache, [2, 2], [11])
     cache.pin("system", [1, 1], adapter_id=TENANT)
     assert lists_of(cache.insert([3, 3, 4, 4], [12, 13], adapter_id=TENANT)) == ([], [12], [11], [])
+
+
+def test_what_was_pinned_goes_for_the_quota_once_its_time_is_over(clock: Clock) -> None:
+    cache = make(1)
+    put(cache, [1, 1], [10])
+    cache.pin("system", [1, 1], adapter_id=TENANT, ttl=2)
+    clock.seconds += 1
+    assert lists_of(cache.insert([2, 2], [11], adapter_id=TENANT)) == ([], [], [], [])
+    clock.seconds += 1
+    assert lists_of(cache.insert([2, 2], [11], adapter_id=TENANT)) == ([], [11], [10], [])
+    assert cache.pins() == {}
 
 
 def test_a_refused_insert_evicts_nothing() -> None:
