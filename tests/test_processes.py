@@ -25,7 +25,7 @@ import metrale_numba
 from metrale_numba import RadixTree, Spill
 
 PACKAGE = Path(metrale_numba.__file__).parent
-DEADLINE_SECONDS = 120
+DEADLINE_SECONDS = 600
 #: The tier key of the tokens 1 and 2, whatever the secret.
 KEY = tier_key(0, (1, 2))
 #: Quick to compile. Unpickling a cache needs the first, :data:`FORGET` the second.
