@@ -72,6 +72,7 @@ class Outcome(NamedTuple):
 TREE = "kernels/tree.py"
 EVICTION = "kernels/eviction.py"
 SNAPSHOTS = "kernels/snapshots.py"
+HASHING = "kernels/hashing.py"
 CLASS = "radix_tree.py"
 WALK = "kernels/walk.py"
 INSERTION = "kernels/insertion.py"
@@ -274,6 +275,12 @@ FAULTS = (
         SNAPSHOTS,
         "    _remove(index, found)\n    index[STAT_EVICTIONS] += 1\n",
         "    _remove(index, found)\n    index[STAT_EVICTIONS] += 1\n    index[INDEX_EVICTIONS_SINCE_LOOKUP] += 1\n",
+    ),
+    Fault(
+        "check-hash-sees-half-of-the-adapter",
+        HASHING,
+        "_add(_multiply(CHECK_START, powers[1]), adapter >> HALF_WORD)",
+        "_multiply(CHECK_START, powers[1])",
     ),
     # Epochs, tenants and what an operator reads.
     Fault(

@@ -887,3 +887,11 @@ def test_equal_scores_go_to_the_entry_at_the_lowest_index() -> None:
 def test_forged_prompts_have_the_key_asked_for(adapter: int) -> None:
     key = tier_key(3, (1, 2, 3, 4, 5))
     assert tier_key(adapter, forge(adapter, (9, 9), key)) == key
+
+
+def test_adapters_that_differ_in_any_half_have_different_check_hashes() -> None:
+    pair = Pair(RadixTree, {})
+    for adapter in (0, 7, 7 << 32, 2**32 + 7, 2**63 + 7, 2**64 - 1, 2**32 - 1):
+        for tokens in ((), (0,), (7,), (0, 7), (7, 0)):
+            pair.insert_intermediate_snapshot(tokens, (), (), 16, 1, 0, 0, adapter)
+            assert pair.evict_to_tier(0).check == (adapter, tokens)
