@@ -29,7 +29,7 @@ Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 _Parts: TypeAlias = list[bytes | memoryview]
 _Types: TypeAlias = dict[str, np.dtype[Any]]
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 _MAGIC: Final = b"METRALE\0"
 # Magic, format version, length of the content, BLAKE2b of version, length and content.
 _HEADER: Final = struct.Struct("<8sIQ32s")
@@ -53,11 +53,13 @@ _SHARED_TYPES: Final[_Types] = {
     "heap_stamps": np.dtype(np.int64),
     "heap_nodes": np.dtype(np.uint64),
 }
+_INDEX_TABLES: Final = ("keys", "checks", "sessions", "floor_table")
 _INDEX_TYPES: Final[_Types] = {
     "header": np.dtype(np.int64),
     "entries": layout.ENTRY,
     "residents": np.dtype(np.uint32),
-    "table": np.dtype(np.uint64),
+    "floors": layout.FLOOR,
+    **dict.fromkeys(_INDEX_TABLES, np.dtype(np.uint64)),
     "depth_counts": np.dtype(np.uint32),
     "depth_bits": np.dtype(np.uint64),
 }
@@ -116,7 +118,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Arrays]:
     OSError
         If it cannot be read.
     CacheFileError
-        If it is foreign, of a newer format, shorter or longer than it says, or damaged.
+        If it is foreign, of another format, shorter or longer than it says, or damaged.
     """
     with as_path(path).open("rb") as file:
         # Of what is not ours no more is read than this: it may have no end.
@@ -124,9 +126,10 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Any], Arrays]:
         if len(header) < _HEADER.size or not header.startswith(_MAGIC):
             raise CacheFileError(f"{os.fspath(path)} is not a saved cache")
         _, version, length, checksum = _HEADER.unpack(header)
-        if version > FORMAT_VERSION:
+        if version != FORMAT_VERSION:
+            age = "newer" if version > FORMAT_VERSION else "older"
             raise CacheFileError(
-                f"{os.fspath(path)} is of format {version}, newer than {FORMAT_VERSION}, the newest that is known here"
+                f"{os.fspath(path)} is of format {version}, {age} than {FORMAT_VERSION}, the one that is known here"
             )
         content = file.read()
     if len(content) != length:
@@ -274,12 +277,19 @@ def _check_heap(shared: Arrays, pools: Mapping[int, Arrays]) -> None:
 
 
 def _check_index(index: Arrays) -> None:
-    entries, residents = index["entries"], index["residents"]
+    entries, residents, floors = index["entries"], index["residents"], index["floors"]
     what = "snapshot index"
-    _require(index["header"].shape == (layout.INDEX_FIELDS,), what)
-    _require(entries.ndim == residents.ndim == index["table"].ndim == 1 and residents.size <= entries.size, what)
+    header = index["header"]
+    _require(header.shape == (layout.INDEX_FIELDS,), what)
+    _require(entries.ndim == residents.ndim == floors.ndim == 1 and residents.size <= entries.size, what)
     _require((residents < entries.size).all() and (entries["depth"] >= 0).all(), what)
-    _require((entries["slot"] >= 0).all() and 0 <= index["header"][layout.INDEX_CLOCK] < _MAX_CLOCK, what)
-    _require(_table_rows(index["table"], entries.size), what)
+    _require((entries["slot"] >= 0).all() and 0 <= header[layout.INDEX_CLOCK] < _MAX_CLOCK, what)
+    _require(_rows_or_none(entries["floor"], floors.size), what)
+    _require(_rows_or_none(floors["next_free"][floors["count"] == 0], floors.size), what)
+    _require(-1 <= header[layout.INDEX_FLOORS_FREE] < floors.size, what)
+    for name in _INDEX_TABLES:
+        rows = floors.size if name == "floor_table" else entries.size
+        table = index[name]
+        _require(table.shape == index["keys"].shape and table.ndim == 1 and _table_rows(table, rows), what)
     _require(index["depth_counts"].shape == (layout.DEPTH_CLASSES,), what)
     _require(index["depth_bits"].shape == (layout.DEPTH_CLASSES // 64,), what)

@@ -37,7 +37,7 @@ from metrale_numba.interface import (
     Tokens,
 )
 from metrale_numba.kernels import layout
-from metrale_numba.kernels.arrays import PoolArrays, SharedArrays, address_of
+from metrale_numba.kernels.arrays import PoolArrays, SharedArrays
 from metrale_numba.kernels.compile import kernels
 from metrale_numba.pins import Hold, Pin, Pins
 from metrale_numba.settings import Settings, as_quotas, resolve
@@ -64,14 +64,14 @@ class Operations:
         base, multiplier = hash_keys
         powers = np.empty(layout.CHECK_GROUP + 1, np.uint64)
         self._kernels["fill_powers"](np.uint64(base), powers)
+        self._index = SnapshotIndex(settings, powers, multiplier, self._kernels)
         self._shared = SharedArrays(
             powers,
             multiplier,
+            self._index.arrays.header,
             partial_tail_sharing=settings.partial_tail_sharing,
             adopt_blocks=settings.adopt_blocks,
         )
-        self._index = SnapshotIndex(settings, powers, multiplier, self._kernels)
-        self._shared.header[layout.SHARED_INDEX] = address_of(self._index.arrays.header)
         self._pools = self._shared.pools
         # Whether a disk id was ever stored: until then no call makes room for any.
         self._has_disk_ids = False
@@ -542,6 +542,8 @@ class Operations:
         """
         checks = kernels("integrity")
         with self._lock:
+            # First, since nodes are compared with it.
+            self._index.check_integrity(checks)
             header = self._shared.header
             num_nodes = num_suffixes = num_candidates = num_evictable = 0
             for pool in self._pools.values():
@@ -566,7 +568,6 @@ class Operations:
                     f"the cache keeps count of {kept[0]} blocks, {kept[1]} partial suffixes and {kept[2]} evictable "
                     f"blocks, but has {counted[0]}, {counted[1]} and {counted[2]}"
                 )
-            self._index.check_integrity(checks)
 
     # Copies
 

@@ -66,6 +66,7 @@ class SnapshotIndex:
         self.arrays = IndexArrays(
             powers,
             multiplier,
+            block_size=settings.block_size,
             tail_protect=settings.tail_protect,
             tail_lease_ttl=settings.tail_lease_ttl,
             evict_legacy=settings.evict_legacy,

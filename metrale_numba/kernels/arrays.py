@@ -16,27 +16,38 @@ from metrale_numba.kernels.layout import (
     DEPTH_CLASSES,
     EMPTY_SLOT,
     ENTRY,
+    FLOOR,
+    INDEX_CHECKS,
     INDEX_CLOCK,
     INDEX_DEPTH_BITS,
     INDEX_DEPTH_COUNTS,
     INDEX_ENTRIES,
     INDEX_EVICTIONS_SINCE_LOOKUP,
     INDEX_FIELDS,
+    INDEX_FLOOR_TABLE,
+    INDEX_FLOORS,
+    INDEX_FLOORS_FREE,
+    INDEX_FLOORS_USED,
+    INDEX_GRID,
     INDEX_HERMETIC,
+    INDEX_KEYS,
     INDEX_LEASED_ADAPTER,
     INDEX_LEASED_SESSION,
     INDEX_LEGACY,
     INDEX_MULTIPLIER,
+    INDEX_NUM_FLOORS,
     INDEX_NUM_RESIDENTS,
+    INDEX_POOL,
     INDEX_POWERS,
     INDEX_RESIDENTS,
     INDEX_ROWS,
+    INDEX_SESSIONS,
     INDEX_SIZE,
     INDEX_STATS,
-    INDEX_TABLE,
     INDEX_TABLE_SIZE,
     INDEX_TAIL_LEASE_TTL,
     INDEX_TAIL_PROTECT,
+    LARGEST_GRID,
     LINK,
     NODE,
     NONE,
@@ -74,6 +85,7 @@ from metrale_numba.kernels.layout import (
     SHARED_HEAP_STAMPS,
     SHARED_HIT_TOKENS,
     SHARED_HITS,
+    SHARED_INDEX,
     SHARED_MISSES,
     SHARED_MULTIPLIER,
     SHARED_NUM_EVICTABLE,
@@ -120,6 +132,8 @@ _INDEX_KEPT = (
     INDEX_LEASED_SESSION,
     INDEX_LEASED_ADAPTER,
     INDEX_EVICTIONS_SINCE_LOOKUP,
+    INDEX_FLOORS_FREE,
+    INDEX_NUM_FLOORS,
     *range(INDEX_STATS, INDEX_FIELDS),
 )
 _POOL_ARRAYS = {
@@ -131,10 +145,17 @@ _POOL_ARRAYS = {
     "suffixes": POOL_SUFFIXES,
     "suffix_tokens": POOL_SUFFIX_TOKENS,
 }
+_INDEX_TABLES = {
+    "keys": INDEX_KEYS,
+    "checks": INDEX_CHECKS,
+    "sessions": INDEX_SESSIONS,
+    "floor_table": INDEX_FLOOR_TABLE,
+}
 _INDEX_ARRAYS = {
     "entries": INDEX_ENTRIES,
     "residents": INDEX_RESIDENTS,
-    "table": INDEX_TABLE,
+    "floors": INDEX_FLOORS,
+    **_INDEX_TABLES,
     "depth_counts": INDEX_DEPTH_COUNTS,
     "depth_bits": INDEX_DEPTH_BITS,
 }
@@ -192,13 +213,34 @@ class SharedArrays:
         Powers of the secret base of the check hash.
     multiplier : int
         Secret odd number below 2**64 that places hashes in tables.
+    index : array of int64
+        Header of the snapshot index.
     partial_tail_sharing, adopt_blocks : bool
         Settings that kernels read.
     """
 
-    __slots__ = ("_addresses", "_free_numbers", "header", "heap_nodes", "heap_stamps", "pool_rows", "pools", "powers")
+    __slots__ = (
+        "_addresses",
+        "_free_numbers",
+        "_index",
+        "header",
+        "heap_nodes",
+        "heap_stamps",
+        "pool_rows",
+        "pools",
+        "powers",
+    )
 
-    def __init__(self, powers: UInt64Array, multiplier: int, *, partial_tail_sharing: bool, adopt_blocks: bool) -> None:
+    def __init__(
+        self,
+        powers: UInt64Array,
+        multiplier: int,
+        index: Int64Array,
+        *,
+        partial_tail_sharing: bool,
+        adopt_blocks: bool,
+    ) -> None:
+        self._index = index
         self.header: Int64Array = np.zeros(SHARED_FIELDS, np.int64)
         self.powers = powers
         self.heap_stamps: Int64Array = np.zeros(0, np.int64)
@@ -214,6 +256,7 @@ class SharedArrays:
         header[SHARED_PARTIAL_TAILS] = partial_tail_sharing
         header[SHARED_ADOPT_BLOCKS] = adopt_blocks
         header[SHARED_POOLS] = address_of(self._addresses)
+        header[SHARED_INDEX] = address_of(index)
 
     def add_pool(self, block_size: int) -> PoolArrays:
         """Make the empty pool of a block size that has none."""
@@ -231,9 +274,15 @@ class SharedArrays:
             self._free_numbers.pop()
         else:
             self.header[SHARED_NUM_POOLS] += 1
-        self._addresses[number] = address_of(pool.header)
-        self.pools[block_size] = pool
+        self._enter_pool(pool)
         return pool
+
+    def _enter_pool(self, pool: PoolArrays) -> None:
+        """Let kernels find a pool, and the index the one whose nodes bear its marks."""
+        self._addresses[pool.header[POOL_NUMBER]] = address_of(pool.header)
+        self.pools[pool.block_size] = pool
+        if pool.block_size == self._index[INDEX_GRID]:
+            self._index[INDEX_POOL] = address_of(pool.header)
 
     def drop_pool(self, block_size: int) -> None:
         """Give back the arrays of a pool that has no nodes left."""
@@ -241,6 +290,8 @@ class SharedArrays:
         number = int(pool.header[POOL_NUMBER])
         # Unnamed first: were it freed first, an interruption in between would leave its address to be followed.
         self._addresses[number] = 0
+        if block_size == self._index[INDEX_GRID]:
+            self._index[INDEX_POOL] = 0
         del self.pools[block_size]
         self._free_numbers.append(number)
         self.pool_rows -= pool.rows
@@ -260,6 +311,7 @@ class SharedArrays:
         header = self.header
         # Nothing is freed before no kernel would go there any more, wherever an interruption falls.
         header[SHARED_HEAP_SIZE] = 0
+        self._index[INDEX_POOL] = 0
         self.pools.clear()
         for field in (SHARED_NUM_POOLS, SHARED_NUM_NODES, SHARED_NUM_SUFFIXES, SHARED_NUM_EVICTABLE):
             header[field] = 0
@@ -295,8 +347,7 @@ class SharedArrays:
         for number, block_size in numbers.items():
             pool = PoolArrays(self, number, block_size)
             pool.restore(pools[block_size])
-            addresses[number] = address_of(pool.header)
-            self.pools[block_size] = pool
+            self._enter_pool(pool)
             self.pool_rows += pool.rows
         self.grow_heap(0)
         size = state["heap_stamps"].shape[0]
@@ -467,17 +518,36 @@ class IndexArrays:
     ----------
     powers, multiplier
         As for :class:`SharedArrays`.
+    block_size : int
+        The cache's default, whose nodes bear the marks of snapshots.
     tail_protect, tail_lease_ttl, evict_legacy, hermetic
         Settings that kernels read.
     """
 
-    __slots__ = ("depth_bits", "depth_counts", "entries", "header", "powers", "residents", "table")
+    __slots__ = (
+        "checks",
+        "depth_bits",
+        "depth_counts",
+        "entries",
+        "floor_table",
+        "floors",
+        "header",
+        "keys",
+        "powers",
+        "residents",
+        "sessions",
+    )
+    keys: UInt64Array
+    checks: UInt64Array
+    sessions: UInt64Array
+    floor_table: UInt64Array
 
     def __init__(
         self,
         powers: UInt64Array,
         multiplier: int,
         *,
+        block_size: int,
         tail_protect: bool,
         tail_lease_ttl: int,
         evict_legacy: bool,
@@ -485,14 +555,19 @@ class IndexArrays:
     ) -> None:
         self.entries = np.zeros(0, ENTRY)
         self.residents: UInt32Array = np.zeros(0, np.uint32)
-        self.table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
+        self.floors = np.zeros(0, FLOOR)
         self.depth_counts: UInt32Array = np.zeros(DEPTH_CLASSES, np.uint32)
         self.depth_bits: UInt64Array = np.zeros(DEPTH_CLASSES // 64, np.uint64)
         self.powers = powers
         self.header: Int64Array = np.zeros(INDEX_FIELDS, np.int64)
         header = self.header
-        header[INDEX_TABLE] = address_of(self.table)
-        header[INDEX_TABLE_SIZE] = self.table.shape[0]
+        for name, field in _INDEX_TABLES.items():
+            table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
+            setattr(self, name, table)
+            header[field] = address_of(table)
+        header[INDEX_TABLE_SIZE] = table_size(0)
+        header[INDEX_FLOORS_FREE] = -1
+        header[INDEX_GRID] = block_size if block_size <= LARGEST_GRID else 0
         header[INDEX_DEPTH_COUNTS] = address_of(self.depth_counts)
         header[INDEX_DEPTH_BITS] = address_of(self.depth_bits)
         header[INDEX_POWERS] = address_of(powers)
@@ -506,36 +581,45 @@ class IndexArrays:
         """Make room for at least one more entry."""
         rows = int(self.header[INDEX_ROWS])
         rows = max(rows + 1, int(rows * _GROWTH), 16)
-        table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
-        old_table = self.table
+        old_tables: dict[str, UInt64Array] = {name: getattr(self, name) for name in _INDEX_TABLES}
+        tables = old_tables
+        capacity = int(self.header[INDEX_ROWS])
         try:
-            _resize(self.entries, rows)
-            _resize(self.residents, rows)
-            rehash(old_table, table)
-            self.table = table
+            for array in (self.entries, self.residents, self.floors):
+                _resize(array, rows)
+            grown: dict[str, UInt64Array] = {}
+            for name, old_table in old_tables.items():
+                grown[name] = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
+                rehash(old_table, grown[name])
+            tables = grown
+            capacity = rows
         finally:
-            grown = self.table is table
-            arrays = {INDEX_ENTRIES: self.entries, INDEX_RESIDENTS: self.residents, INDEX_TABLE: self.table}
-            sizes = {INDEX_TABLE_SIZE: self.table.shape[0], INDEX_ROWS: rows if grown else int(self.header[INDEX_ROWS])}
+            for name, table in tables.items():
+                setattr(self, name, table)
+            arrays = {field: getattr(self, name) for name, field in _INDEX_ARRAYS.items()}
+            sizes = {INDEX_TABLE_SIZE: tables["keys"].shape[0], INDEX_ROWS: capacity}
             _publish(self.header, arrays, sizes)
 
     def clear(self) -> None:
         """Remove every entry; clock, counters and settings stay, the lease ends."""
-        self.table[:] = EMPTY_SLOT
+        for name in _INDEX_TABLES:
+            getattr(self, name)[:] = EMPTY_SLOT
         self.depth_counts[:] = 0
         self.depth_bits[:] = 0
-        for field in (INDEX_SIZE, INDEX_NUM_RESIDENTS, INDEX_LEASED_SESSION):
+        for field in (INDEX_SIZE, INDEX_NUM_RESIDENTS, INDEX_LEASED_SESSION, INDEX_FLOORS_USED, INDEX_NUM_FLOORS):
             self.header[field] = 0
+        self.header[INDEX_FLOORS_FREE] = -1
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """Copies of the arrays, to what is used of them."""
+        header = self.header
+        used = {"entries": INDEX_SIZE, "residents": INDEX_NUM_RESIDENTS, "floors": INDEX_FLOORS_USED}
         return {
-            "header": self.header.copy(),
-            "entries": self.entries[: self.header[INDEX_SIZE]].copy(),
-            "residents": self.residents[: self.header[INDEX_NUM_RESIDENTS]].copy(),
-            "table": self.table.copy(),
-            "depth_counts": self.depth_counts.copy(),
-            "depth_bits": self.depth_bits.copy(),
+            "header": header.copy(),
+            **{
+                name: getattr(self, name)[: header[used[name]] if name in used else None].copy()
+                for name in _INDEX_ARRAYS
+            },
         }
 
     def restore(self, state: dict[str, npt.NDArray[Any]]) -> None:
@@ -543,16 +627,19 @@ class IndexArrays:
         header = self.header
         for field in _INDEX_KEPT:
             header[field] = state["header"][field]
-        size = state["entries"].shape[0]
-        header[INDEX_SIZE] = header[INDEX_ROWS] = size
-        header[INDEX_NUM_RESIDENTS] = num_residents = state["residents"].shape[0]
-        residents: UInt32Array = np.zeros(size, np.uint32)
-        residents[:num_residents] = state["residents"]
-        arrays = {**{name: state[name].copy() for name in _INDEX_ARRAYS if name != "residents"}, "residents": residents}
-        for name, array in arrays.items():
+        header[INDEX_SIZE] = state["entries"].shape[0]
+        header[INDEX_NUM_RESIDENTS] = state["residents"].shape[0]
+        header[INDEX_FLOORS_USED] = state["floors"].shape[0]
+        # There may have been more floors once than there are entries now.
+        rows = max(state["entries"].shape[0], state["floors"].shape[0])
+        for name, field in _INDEX_ARRAYS.items():
+            array = state[name].copy()
+            if name in ("entries", "residents", "floors"):
+                _resize(array, rows)
             setattr(self, name, array)
-            header[_INDEX_ARRAYS[name]] = address_of(array)
-        header[INDEX_TABLE_SIZE] = self.table.shape[0]
+            header[field] = address_of(array)
+        header[INDEX_ROWS] = rows
+        header[INDEX_TABLE_SIZE] = self.keys.shape[0]
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every array of the index by name, its header included."""

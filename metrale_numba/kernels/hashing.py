@@ -12,7 +12,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from metrale_numba.kernels.layout import CHECK_GROUP
-from metrale_numba.kernels.memory import multiply_high
+from metrale_numba.kernels.memory import multiply_add, multiply_high
 
 FNV_BASIS = np.uint64(0xCBF29CE484222325)
 FNV_PRIME = np.uint64(0x100000001B3)
@@ -58,46 +58,57 @@ def _reduce(high, low):
 
 
 @register_jitable(forceinline=True)
-def _add(left, right):
-    """Sum of two residues modulo the prime."""
-    total = left + right
-    if total < left:
-        total = total + FOLD
-    if total >= CHECK_PRIME:
-        total = total - CHECK_PRIME
-    return total
-
-
-@register_jitable(forceinline=True)
 def _multiply(left, right):
     """Product of two residues modulo the prime."""
     return _reduce(multiply_high(left, right), left * right)
 
 
 @register_jitable(forceinline=True)
+def _append(check, power, high, low):
+    """``check * power + high * 2**64 + low`` modulo the prime, for a `high` of 36 bits or less."""
+    # Less than 2**65 after this, and a product of two residues leaves room for that in 128 bits.
+    high, low = multiply_add(np.uint64(0), low, high, FOLD)
+    high, low = multiply_add(high, low, check, power)
+    return _reduce(high, low)
+
+
+@register_jitable(forceinline=True)
+def advance_group(check, tokens, start, powers):
+    """Check hash of a prefix with `check`, lengthened by the CHECK_GROUP tokens from `start` on, a uint64."""
+    high = np.uint64(0)
+    low = np.uint64(0)
+    for i in range(CHECK_GROUP):
+        at = np.uint64(i)
+        token = np.uint64(tokens[start + at])
+        high, low = multiply_add(high, low, token, powers[np.uint64(CHECK_GROUP - 1) - at])
+    return _append(check, powers[np.uint64(CHECK_GROUP)], high, low)
+
+
+@register_jitable(forceinline=True)
 def advance_check(check, tokens, start, stop, powers):
     """Check hash of a prefix with `check`, lengthened by ``tokens[start:stop]``."""
-    position = start
-    while position < stop:
-        group = min(CHECK_GROUP, stop - position)
+    position = np.uint64(start)
+    end = np.uint64(stop)
+    while position + np.uint64(CHECK_GROUP) <= end:
+        check = advance_group(check, tokens, position, powers)
+        position += np.uint64(CHECK_GROUP)
+    group = end - position
+    if group > np.uint64(0):
         high = np.uint64(0)
         low = np.uint64(0)
         for i in range(group):
-            token = np.uint64(tokens[position + i])
-            power = powers[group - 1 - i]
-            product = token * power
-            low = low + product
-            high = high + multiply_high(token, power) + np.uint64(low < product)
-        check = _add(_multiply(check, powers[group]), _reduce(high, low))
-        position += group
+            token = np.uint64(tokens[position + np.uint64(i)])
+            high, low = multiply_add(high, low, token, powers[group - np.uint64(1) - np.uint64(i)])
+        check = _append(check, powers[group], high, low)
     return check
 
 
 @register_jitable(forceinline=True)
 def first_check(adapter, powers):
     """Check hash of the empty prefix of an adapter, taken as two tokens of 32 bits."""
-    check = _add(_multiply(CHECK_START, powers[1]), adapter >> HALF_WORD)
-    return _add(_multiply(check, powers[1]), adapter & LOW_HALF)
+    zero = np.uint64(0)
+    check = _append(CHECK_START, powers[1], zero, adapter >> HALF_WORD)
+    return _append(check, powers[1], zero, adapter & LOW_HALF)
 
 
 def fill_powers(base, powers):

@@ -10,13 +10,18 @@ import numpy as np
 from numba.extending import register_jitable
 
 from metrale_numba.kernels.candidates import update_candidate
-from metrale_numba.kernels.hashing import advance_check, advance_key, first_check, first_key, table_hash
+from metrale_numba.kernels.entries import is_floor
+from metrale_numba.kernels.hashing import advance_check, first_check, table_hash
 from metrale_numba.kernels.layout import (
     BAD_BLOCK,
     CHECK_GROUP,
     CHILDREN,
     DONE,
+    HAS_SNAPSHOTS,
     HAS_SUFFIX,
+    INDEX_FIELDS,
+    INDEX_GRID,
+    INDEX_NUM_FLOORS,
     NONE,
     POOL_BLOCK_SIZE,
     POOL_DISK_ROWS,
@@ -44,6 +49,7 @@ from metrale_numba.kernels.layout import (
     SHARED_ADOPT_BLOCKS,
     SHARED_CLOCK,
     SHARED_FIELDS,
+    SHARED_INDEX,
     SHARED_MULTIPLIER,
     SHARED_NUM_EVICTABLE,
     SHARED_NUM_NODES,
@@ -54,12 +60,23 @@ from metrale_numba.kernels.layout import (
     SHORT_OF_ROWS,
     SHORT_OF_SUFFIXES,
 )
-from metrale_numba.kernels.memory import int64_view, link_view, node_view, suffix_view, uint32_view, uint64_view
+from metrale_numba.kernels.memory import (
+    copy_16,
+    int64_view,
+    link_view,
+    node_view,
+    prefetch,
+    suffix_view,
+    uint32_view,
+    uint64_view,
+)
 from metrale_numba.kernels.removal import free_suffix
-from metrale_numba.kernels.tables import add_row
-from metrale_numba.kernels.walk import find_child, find_root, to_front
+from metrale_numba.kernels.tables import add_row, home_slot
+from metrale_numba.kernels.walk import COMMON_BLOCK_SIZE, begin_walk, find_child, find_root, to_front
 
 _SUFFIX_SHIFT = np.uint32(31)
+# New nodes that wait for their slots of the table to arrive in the cache: half of what a first-level cache holds.
+_WAITING = 128
 
 
 @register_jitable(forceinline=True)
@@ -86,7 +103,6 @@ def _add_root(pool, nodes, links, adapter):
     nodes[row].block = np.uint32(NONE)
     nodes[row].count = np.uint32(0)
     nodes[row].children = np.uint32(0)
-    links[row].key = first_key(np.uint64(adapter))
     first = np.uint32(pool[POOL_FIRST_ROOT])
     links[row].first_child = np.uint32(NONE)
     links[row].next_sibling = first
@@ -99,43 +115,120 @@ def _add_root(pool, nodes, links, adapter):
     pool[POOL_FIRST_ROOT] = row
     pool[POOL_NUM_ROOTS] += 1
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
-    add_row(table, table_hash(nodes[row].state, np.uint64(shared[SHARED_MULTIPLIER])), row)
+    _enter_rows(shared, pool, nodes, table, np.uint64(shared[SHARED_MULTIPLIER]), row, np.int64(1))
     return row
 
 
 @register_jitable(forceinline=True)
-def _add_child(pool, nodes, links, chunks, parent, tokens, start, stamp, count, block):
-    """Make the node of the block of tokens from `start` on, as the newest child of `parent`."""
-    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
-    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
-    block_size = pool[POOL_BLOCK_SIZE]
+def _add_child(pool, nodes, links, chunks, powers, table, multiplier, parent, tokens, start, block_size):
+    """Make the node of the block of tokens from `start` on, as the newest child of `parent`.
+
+    Its stamp, count and block are the caller's to write, and it is not in the table yet, but its slot is on its way
+    into the cache.
+    """
     row = _take_row(pool, nodes)
+    at = np.uint64(row)
+    above = np.uint64(parent)
     begin = row * block_size
-    for i in range(block_size):
-        chunks[begin + i] = tokens[start + i]
+    if block_size == COMMON_BLOCK_SIZE:
+        # Of no use but to be checked in a build with bounds checks.
+        _ = chunks[np.uint64(begin + block_size - 1)]
+        _ = tokens[np.uint64(start + block_size - 1)]
+        copy_16(chunks, np.uint64(begin), tokens, np.uint64(start))
+    else:
+        for i in range(block_size):
+            chunks[begin + i] = tokens[start + i]
     # Hashed as stored: should another thread write to the caller's array meanwhile, node and hash still agree.
-    state = advance_check(nodes[parent].state, chunks, begin, begin + block_size, powers)
-    first = links[parent].first_child
-    nodes[row].stamp = stamp
-    nodes[row].state = state
-    nodes[row].parent = np.uint32(parent)
-    nodes[row].block = block
-    nodes[row].count = count
-    nodes[row].children = np.uint32(0)
-    links[row].key = advance_key(links[parent].key, chunks, begin, begin + block_size)
-    links[row].first_child = np.uint32(NONE)
-    links[row].next_sibling = first
-    links[row].previous_sibling = np.uint32(NONE)
-    links[row].root = links[parent].root
-    links[row].suffix = np.uint32(NONE)
-    links[row].place = np.uint32(NONE)
+    state = advance_check(nodes[above].state, chunks, begin, begin + block_size, powers)
+    prefetch(table, np.uint64(home_slot(table_hash(state, multiplier), table.size)))
+    first = links[above].first_child
+    nodes[at].state = state
+    nodes[at].parent = np.uint32(parent)
+    nodes[at].children = np.uint32(0)
+    links[at].first_child = np.uint32(NONE)
+    links[at].next_sibling = first
+    links[at].previous_sibling = np.uint32(NONE)
+    links[at].root = links[above].root
+    links[at].suffix = np.uint32(NONE)
+    links[at].place = np.uint32(NONE)
     if first != np.uint32(NONE):
-        links[np.int64(first)].previous_sibling = np.uint32(row)
-    links[parent].first_child = np.uint32(row)
-    nodes[parent].children += np.uint32(1)
-    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
-    add_row(table, table_hash(state, np.uint64(shared[SHARED_MULTIPLIER])), row)
+        links[np.uint64(first)].previous_sibling = np.uint32(row)
+    links[above].first_child = np.uint32(row)
+    nodes[above].children += np.uint32(1)
     return row
+
+
+@register_jitable(forceinline=True)
+def _enter_rows(shared, pool, nodes, table, multiplier, row, count):
+    """Enter a new node and those above it, `count` in all, into the table, and mark those that are floors."""
+    index = int64_view(shared[SHARED_INDEX], INDEX_FIELDS)
+    is_on_grid = index[INDEX_NUM_FLOORS] > 0 and index[INDEX_GRID] == pool[POOL_BLOCK_SIZE]
+    for _ in range(count):
+        at = np.uint64(row)
+        hash32 = table_hash(nodes[at].state, multiplier)
+        add_row(table, hash32, row)
+        if is_on_grid and is_floor(index, hash32, nodes[at].state):
+            nodes[at].children |= np.uint32(HAS_SNAPSHOTS)
+        row = np.int64(nodes[at].parent)
+
+
+@register_jitable(forceinline=True)
+def _add_blocks(
+    shared,
+    pool,
+    nodes,
+    links,
+    chunks,
+    disks,
+    node,
+    tokens,
+    block_table,
+    disk_ids,
+    blocks_out,
+    disks_out,
+    num_blocks,
+    num_disks,
+    i,
+    count,
+    stamp,
+    matched_tokens,
+    block_size,
+):
+    """Add the nodes of the blocks from number `i` to `count` below `node`; fill the lists of what is stored.
+
+    Returns the deepest node and the new lengths of both lists.
+    """
+    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
+    multiplier = np.uint64(shared[SHARED_MULTIPLIER])
+    evictable = np.int64(0)
+    waiting = np.int64(0)
+    while i < count:
+        node = _add_child(
+            pool, nodes, links, chunks, powers, table, multiplier, node, tokens, i * block_size, block_size
+        )
+        at = np.uint64(node)
+        nodes[at].stamp = stamp
+        nodes[at].block = block_table[i]
+        if i * block_size >= matched_tokens:
+            nodes[at].count = np.uint32(2)
+        else:
+            nodes[at].count = np.uint32(1)
+            evictable += 1
+        blocks_out[num_blocks] = block_table[i]
+        num_blocks += 1
+        if disks.size > 0:
+            disks[node] = disk_ids[i] if disk_ids.size > 0 else np.uint32(NONE)
+            if disks[node] != np.uint32(NONE):
+                disks_out[num_disks] = disks[node]
+                num_disks += 1
+        i += 1
+        waiting += 1
+        if waiting == _WAITING or i == count:
+            _enter_rows(shared, pool, nodes, table, multiplier, node, waiting)
+            waiting = np.int64(0)
+    shared[SHARED_NUM_EVICTABLE] += evictable
+    return node, num_blocks, num_disks
 
 
 @register_jitable
@@ -180,8 +273,9 @@ def _missing_rows(pool, nodes, chunks, root, tokens, count):
         return count + 1
     block_size = pool[POOL_BLOCK_SIZE]
     node = root
+    begin_walk(pool)
     for i in range(count):
-        node = find_child(pool, nodes, chunks, node, tokens, i * block_size, block_size)
+        node = find_child(pool, nodes, chunks, node, tokens, i, block_size)
         if node < 0:
             return count - i
     return np.int64(0)
@@ -246,8 +340,12 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
         root = _add_root(pool, nodes, links, adapter)
     node = root
     i = zero
+    begin_walk(pool)
     while i < count:
-        row = find_child(pool, nodes, chunks, node, tokens, i * block_size, block_size)
+        if block_size == COMMON_BLOCK_SIZE:
+            row = find_child(pool, nodes, chunks, node, tokens, i, np.int64(COMMON_BLOCK_SIZE))
+        else:
+            row = find_child(pool, nodes, chunks, node, tokens, i, block_size)
         if row < 0:
             break
         nodes[row].stamp = stamp
@@ -283,19 +381,50 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
     nodes[root].count += np.uint32(count - i)
     pool[POOL_NUM_NODES] += count - i
     shared[SHARED_NUM_NODES] += count - i
-    while i < count:
-        references = np.uint32(2) if i * block_size >= matched_tokens else np.uint32(1)
-        node = _add_child(pool, nodes, links, chunks, node, tokens, i * block_size, stamp, references, block_table[i])
-        if references == np.uint32(1):
-            shared[SHARED_NUM_EVICTABLE] += 1
-        blocks_out[num_blocks] = block_table[i]
-        num_blocks += 1
-        if disks.size > 0:
-            disks[node] = disk_ids[i] if stores_disks else np.uint32(NONE)
-            if disks[node] != np.uint32(NONE):
-                disks_out[num_disks] = disks[node]
-                num_disks += 1
-        i += 1
+    if i < count and block_size == COMMON_BLOCK_SIZE:
+        node, num_blocks, num_disks = _add_blocks(
+            shared,
+            pool,
+            nodes,
+            links,
+            chunks,
+            disks,
+            node,
+            tokens,
+            block_table,
+            disk_ids,
+            blocks_out,
+            disks_out,
+            num_blocks,
+            num_disks,
+            i,
+            count,
+            stamp,
+            matched_tokens,
+            np.int64(COMMON_BLOCK_SIZE),
+        )
+    elif i < count:
+        node, num_blocks, num_disks = _add_blocks(
+            shared,
+            pool,
+            nodes,
+            links,
+            chunks,
+            disks,
+            node,
+            tokens,
+            block_table,
+            disk_ids,
+            blocks_out,
+            disks_out,
+            num_blocks,
+            num_disks,
+            i,
+            count,
+            stamp,
+            matched_tokens,
+            block_size,
+        )
 
     if has_suffix:
         old_block = np.int64(NONE)

@@ -9,23 +9,34 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from metrale_numba.kernels.hashing import advance_check, advance_key, first_check, first_key, table_hash
+from metrale_numba.kernels.entries import TAIL_OR_SIBLING, find_key, is_floor
+from metrale_numba.kernels.hashing import advance_check, first_check, table_hash
 from metrale_numba.kernels.layout import (
     CHECK_GROUP,
     CHILDREN,
     DEPTH_CLASSES,
     EMPTY_SLOT,
+    HAS_SNAPSHOTS,
     HAS_SUFFIX,
+    INDEX_CHECKS,
     INDEX_CLOCK,
     INDEX_DEPTH_BITS,
     INDEX_DEPTH_COUNTS,
     INDEX_ENTRIES,
+    INDEX_FIELDS,
+    INDEX_FLOOR_TABLE,
+    INDEX_FLOORS,
+    INDEX_FLOORS_FREE,
+    INDEX_FLOORS_USED,
+    INDEX_GRID,
+    INDEX_KEYS,
     INDEX_MULTIPLIER,
+    INDEX_NUM_FLOORS,
     INDEX_NUM_RESIDENTS,
     INDEX_RESIDENTS,
     INDEX_ROWS,
+    INDEX_SESSIONS,
     INDEX_SIZE,
-    INDEX_TABLE,
     INDEX_TABLE_SIZE,
     NONE,
     POOL_BLOCK_SIZE,
@@ -56,6 +67,7 @@ from metrale_numba.kernels.layout import (
     SHARED_HEAP_ROWS,
     SHARED_HEAP_SIZE,
     SHARED_HEAP_STAMPS,
+    SHARED_INDEX,
     SHARED_MULTIPLIER,
     SHARED_NUM_POOLS,
     SHARED_PARTIAL_TAILS,
@@ -65,6 +77,7 @@ from metrale_numba.kernels.layout import (
 )
 from metrale_numba.kernels.memory import (
     entry_view,
+    floor_view,
     int64_view,
     link_view,
     node_view,
@@ -190,24 +203,24 @@ def _check_reachable(pool, nodes, links):
 
 
 @register_jitable
-def _check_hashes(pool, nodes, links, chunks, table, row):
-    """Both hashes of a live row, its place in the table, and that no sibling in its table cluster is its twin."""
+def _check_hashes(pool, nodes, chunks, table, row):
+    """Check hash and mark of a live row, its place in the table, and that no sibling in its cluster is its twin."""
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
     block_size = pool[POOL_BLOCK_SIZE]
     if nodes[row].parent == np.uint32(ROOT):
         state = first_check(np.uint64(nodes[row].stamp), powers)
-        key = first_key(np.uint64(nodes[row].stamp))
     else:
         parent = np.int64(nodes[row].parent)
         start = row * block_size
         state = advance_check(nodes[parent].state, chunks, start, start + block_size, powers)
-        key = advance_key(links[parent].key, chunks, start, start + block_size)
     if nodes[row].state != state:
         return 10, row
-    if links[row].key != key:
-        return 11, row
     hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
+    index = int64_view(shared[SHARED_INDEX], INDEX_FIELDS)
+    is_marked = nodes[row].children & np.uint32(HAS_SNAPSHOTS) != np.uint32(0)
+    if is_marked != (index[INDEX_GRID] == block_size and is_floor(index, hash32, state)):
+        return 11, row
     if not _in_table(table, hash32, row):
         return 12, row
     slot = home_slot(hash32, table.size)
@@ -327,7 +340,7 @@ def _check_rows_alone(shared, pool, nodes, links, suffixes):
         if nodes[row].parent == _NO_ROW:
             continue
         if nodes[row].parent == np.uint32(ROOT):
-            if nodes[row].children == np.uint32(0):
+            if nodes[row].children & np.uint32(CHILDREN) == np.uint32(0):
                 return 5, np.int64(row), num_candidates, num_suffixes, num_evictable
             continue
         fault, where = _check_node(shared, pool, nodes, links, row, shared[SHARED_CLOCK])
@@ -375,7 +388,7 @@ def check_pool(pool):
     for row in range(pool[POOL_USED]):
         if nodes[row].parent == _NO_ROW:
             continue
-        fault, where = _check_hashes(pool, nodes, links, chunks, table, row)
+        fault, where = _check_hashes(pool, nodes, chunks, table, row)
         if fault != 0:
             return fault, where, num_candidates, num_evictable
     if _num_used(table) != pool[POOL_NUM_NODES] + pool[POOL_NUM_ROOTS]:
@@ -412,25 +425,71 @@ def check_heap(shared, num_candidates):
     return 0, np.int64(0)
 
 
+@register_jitable
+def _check_floors(index):
+    """The floors: their free list, their table, and that each counts its entries and knows their offsets."""
+    size = index[INDEX_SIZE]
+    used = index[INDEX_FLOORS_USED]
+    entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
+    floors = floor_view(index[INDEX_FLOORS], index[INDEX_ROWS])
+    table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_TABLE_SIZE])
+    multiplier = np.uint64(index[INDEX_MULTIPLIER])
+    counts = np.zeros(used, np.int64)
+    for row in range(size):
+        floor = np.int64(entries[row].floor)
+        if index[INDEX_GRID] == 0:
+            if floor != NONE:
+                return 38, np.int64(row)
+            continue
+        if floor >= used or floors[floor].count == np.uint32(0):
+            return 38, np.int64(row)
+        offset = np.uint64(entries[row].depth % index[INDEX_GRID])
+        if (floors[floor].offsets >> offset) & np.uint64(1) == np.uint64(0):
+            return 38, np.int64(row)
+        counts[floor] += 1
+    num_floors = np.int64(0)
+    for floor in range(used):
+        if np.int64(floors[floor].count) != counts[floor]:
+            return 39, np.int64(floor)
+        if counts[floor] > 0:
+            num_floors += 1
+            if not _in_table(table, table_hash(floors[floor].state, multiplier), floor):
+                return 40, np.int64(floor)
+    length = np.int64(0)
+    free = index[INDEX_FLOORS_FREE]
+    while free >= 0:
+        if free >= used or floors[free].count != np.uint32(0) or length == used - num_floors:
+            return 40, free
+        length += 1
+        free = np.int64(-1) if floors[free].next_free == _NO_ROW else np.int64(floors[free].next_free)
+    if length != used - num_floors or num_floors != index[INDEX_NUM_FLOORS]:
+        return 40, length
+    if _num_used(table) != num_floors:
+        return 28, num_floors
+    return 0, np.int64(0)
+
+
 def check_index(index):
     """The first fault in the snapshot index, and its entry."""
     size = index[INDEX_SIZE]
     entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
-    table = uint64_view(index[INDEX_TABLE], index[INDEX_TABLE_SIZE])
+    keys = uint64_view(index[INDEX_KEYS], index[INDEX_TABLE_SIZE])
+    checks = uint64_view(index[INDEX_CHECKS], index[INDEX_TABLE_SIZE])
+    sessions = uint64_view(index[INDEX_SESSIONS], index[INDEX_TABLE_SIZE])
     multiplier = np.uint64(index[INDEX_MULTIPLIER])
     counts = np.zeros(DEPTH_CLASSES, np.int64)
     num_residents = np.int64(0)
+    num_of_sessions = np.int64(0)
     for row in range(size):
-        hash32 = table_hash(entries[row].key, multiplier)
-        if not _in_table(table, hash32, row):
+        if not _in_table(keys, table_hash(entries[row].key, multiplier), row):
             return 27, np.int64(row)
-        slot = home_slot(hash32, table.size)
-        while table[slot] != _EMPTY:
-            other = np.int64(table[slot] & _LOW_HALF)
-            if other != row and entries[other].key == entries[row].key:
-                return 33, np.int64(row)
-            slot = next_slot(slot, table.size)
+        if not _in_table(checks, table_hash(entries[row].check, multiplier), row):
+            return 27, np.int64(row)
+        if entries[row].session != np.uint64(0) and entries[row].flags & TAIL_OR_SIBLING != np.uint32(0):
+            num_of_sessions += 1
+            if not _in_table(sessions, table_hash(entries[row].session, multiplier), row):
+                return 27, np.int64(row)
         place = np.int64(entries[row].place)
         if entries[row].flags & np.uint32(SPILLED) == np.uint32(0):
             num_residents += 1
@@ -443,12 +502,16 @@ def check_index(index):
             return 32, np.int64(row)
     if num_residents != index[INDEX_NUM_RESIDENTS]:
         return 30, num_residents
-    if _num_used(table) != size:
-        return 28, size
+    for table, used in ((keys, size), (checks, size), (sessions, num_of_sessions)):
+        if _num_used(table) != used:
+            return 28, used
+    for row in range(size):
+        if find_key(index, entries[row].key) != row:
+            return 33, np.int64(row)
     stored_counts = uint32_view(index[INDEX_DEPTH_COUNTS], DEPTH_CLASSES)
     bits = uint64_view(index[INDEX_DEPTH_BITS], DEPTH_CLASSES // 64)
     for depth in range(DEPTH_CLASSES):
         bit = (bits[depth // 64] >> np.uint64(depth % 64)) & np.uint64(1)
         if np.int64(stored_counts[depth]) != counts[depth] or (bit == np.uint64(1)) != (counts[depth] > 0):
             return 31, np.int64(depth)
-    return 0, np.int64(0)
+    return _check_floors(index)

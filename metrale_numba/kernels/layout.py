@@ -21,19 +21,20 @@ NODE = np.dtype(
         ("parent", np.uint32),  # node, ROOT for a root, NONE for a free row
         ("block", np.uint32),  # KV block id; for a free row: the next free row
         ("count", np.uint32),  # references: the cache's own, and one for each sequence; for a root: its nodes
-        ("children", np.uint32),  # number of children, and HAS_SUFFIX
+        ("children", np.uint32),  # number of children, HAS_SUFFIX and HAS_SNAPSHOTS
     ],
     align=True,
 )
 HAS_SUFFIX = 0x8000_0000
 """Set in `children` of a node that bears a partial suffix, where a walk sees it without touching another line."""
-CHILDREN = 0x7FFF_FFFF
+HAS_SNAPSHOTS = 0x4000_0000
+"""Set in `children` of a node, or root, of the index's grid that is the floor of a snapshot: see FLOOR."""
+CHILDREN = 0x3FFF_FFFF
 """The rest of `children`: their number."""
 
 # What only inserting, evicting and partial tails touch.
 LINK = np.dtype(
     [
-        ("key", np.uint64),  # tier key (FNV-1a) of the whole prefix up to this node's end
         ("first_child", np.uint32),
         ("next_sibling", np.uint32),  # roots are linked to each other
         ("previous_sibling", np.uint32),
@@ -63,12 +64,27 @@ ENTRY = np.dtype(
         ("stamp", np.int64),
         ("flags", np.uint32),
         ("place", np.uint32),  # place among the resident entries or NONE
+        ("floor", np.uint32),  # row of the entry's floor, or NONE where the index has no grid
     ],
     align=True,
 )
 SPILLED = 1
 TAIL = 2
 SIBLING = 4
+
+# The floor of a snapshot is the longest part of its prefix that is whole blocks of the index's grid. The node that ends
+# there bears a mark, so that a look-up knows which of its nodes have snapshots below the next block.
+FLOOR = np.dtype(
+    [
+        ("state", np.uint64),  # check hash of the floor
+        ("offsets", np.uint64),  # bit i: some entry is, or was, i tokens deeper
+        ("count", np.uint32),  # entries with this floor; 0 for a free row
+        ("next_free", np.uint32),
+    ],
+    align=True,
+)
+LARGEST_GRID = 64
+"""Block sizes up to this can be the index's grid: `offsets` has a bit for each token of a block."""
 
 EMPTY_SLOT = 0xFFFF_FFFF_FFFF_FFFF
 """A free slot of a hash table; a used one holds 32 bits of the hash above the 32-bit row."""
@@ -98,8 +114,13 @@ EMPTY_SLOT = 0xFFFF_FFFF_FFFF_FFFF
     POOL_SUFFIX_USED,
     POOL_SUFFIX_FREE,
     POOL_NUM_SUFFIXES,
-    POOL_FIELDS,
-) = range(24)
+    POOL_SEARCHED,  # of the walk under way: the last block that was searched for by hash, or -2
+    POOL_AHEAD,  # the block up to which hashes were made ahead
+    POOL_HASHES,  # LOOK_AHEAD of them, by block modulo that
+) = range(26)
+LOOK_AHEAD = 8
+"""Blocks of a scattered path whose cache misses overlap."""
+POOL_FIELDS = POOL_HASHES + LOOK_AHEAD
 
 # Shared header: what all pools have in common. The first three are the counters that metrics.py reads.
 (
@@ -129,12 +150,21 @@ EMPTY_SLOT = 0xFFFF_FFFF_FFFF_FFFF
 (
     INDEX_CLOCK,
     INDEX_ENTRIES,  # address
-    INDEX_ROWS,  # capacity
+    INDEX_ROWS,  # capacity of the entries, residents and floors
     INDEX_SIZE,
     INDEX_RESIDENTS,  # address: rows of the resident entries, in no order
     INDEX_NUM_RESIDENTS,
-    INDEX_TABLE,  # address
-    INDEX_TABLE_SIZE,
+    INDEX_TABLE_SIZE,  # of each of the four tables
+    INDEX_KEYS,  # address: table of the entries by tier key
+    INDEX_CHECKS,  # address: the same by check hash
+    INDEX_SESSIONS,  # address: the tails and siblings of sessions, by session
+    INDEX_FLOOR_TABLE,  # address: table of the floors by state
+    INDEX_FLOORS,  # address
+    INDEX_FLOORS_USED,  # rows ever used
+    INDEX_FLOORS_FREE,  # first free row, or -1
+    INDEX_NUM_FLOORS,
+    INDEX_GRID,  # block size whose nodes bear marks, the cache's default; 0 if that is above LARGEST_GRID
+    INDEX_POOL,  # address of the header of the pool of that block size, or 0 while there is none
     INDEX_DEPTH_COUNTS,  # address: entries by depth modulo DEPTH_CLASSES
     INDEX_DEPTH_BITS,  # address: one bit for each count above 0
     INDEX_LEASED_SESSION,
@@ -147,7 +177,7 @@ EMPTY_SLOT = 0xFFFF_FFFF_FFFF_FFFF
     INDEX_POWERS,  # address, as SHARED_POWERS
     INDEX_MULTIPLIER,
     INDEX_STATS,  # the eleven counters of SnapshotStats follow
-) = range(20)
+) = range(29)
 (
     STAT_SAVES,
     STAT_LOOKUPS,
@@ -188,7 +218,7 @@ FAULTS = (
     "the number of children is not the length of their list",
     "a node cannot be reached from its root",
     "a check hash is not that of the node's prefix",
-    "a tier key is not that of the node's prefix",
+    "a node and its mark disagree on whether it is the floor of a snapshot",
     "a row is not in the hash table where a search would find it",
     "the hash table holds more rows than there are",
     "two children of one parent bear the same chunk",
@@ -204,8 +234,8 @@ FAULTS = (
     "the heap bears another stamp than its node",
     "the heap is not in order",
     "the heap is not as large as the number of candidates",
-    "a snapshot entry is not in the table where a search would find it",
-    "the table of snapshot keys holds more entries than there are",
+    "a snapshot entry is not in every table where a search would find it",
+    "a table of the snapshot index holds more rows than there are",
     "the list of resident snapshots and the entries do not name each other",
     "the number of resident snapshots is not what the entries say",
     "the counts of snapshot depths are not what the entries say",
@@ -215,4 +245,7 @@ FAULTS = (
     "a node and its mark disagree on whether it bears a partial suffix",
     "the list of roots is not linked both ways or not as long as their number",
     "a root miscounts the nodes of its forest",
+    "a snapshot's floor is a free row or lacks the snapshot's offset",
+    "a floor does not count its snapshots",
+    "a floor is not in the table where a search would find it, or its free list is broken",
 )

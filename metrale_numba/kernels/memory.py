@@ -1,4 +1,4 @@
-"""Typed views of memory that a kernel knows only by address, and the two instructions Python lacks.
+"""Typed views of memory that a kernel knows only by address, and the instructions that Python lacks.
 
 An array argument costs a kernel call about 40 ns, so a kernel gets one header of addresses and builds
 its views here. A view does not own what it shows: the caller keeps the arrays alive during the call.
@@ -54,6 +54,7 @@ node_view = _view_of(from_dtype(layout.NODE))
 link_view = _view_of(from_dtype(layout.LINK))
 suffix_view = _view_of(from_dtype(layout.SUFFIX))
 entry_view = _view_of(from_dtype(layout.ENTRY))
+floor_view = _view_of(from_dtype(layout.FLOOR))
 
 
 @intrinsic
@@ -65,6 +66,23 @@ def multiply_high(_typing_context, _left, _right):
         wide = ir.IntType(128)
         product = builder.mul(builder.zext(args[0], wide), builder.zext(args[1], wide))
         return builder.trunc(builder.lshr(product, ir.Constant(wide, 64)), ir.IntType(64))
+
+    return signature, codegen
+
+
+@intrinsic
+def multiply_add(_typing_context, _high, _low, _left, _right):
+    """``high * 2**64 + low + left * right`` of four uint64, again as two, modulo 2**128."""
+    signature = types.UniTuple(types.uint64, 2)(types.uint64, types.uint64, types.uint64, types.uint64)
+
+    def codegen(context, builder, signature, args):
+        wide = ir.IntType(128)
+        high, low, left, right = (builder.zext(arg, wide) for arg in args)
+        total = builder.or_(builder.shl(high, ir.Constant(wide, 64)), low)
+        total = builder.add(total, builder.mul(left, right))
+        halves = [builder.lshr(total, ir.Constant(wide, 64)), total]
+        parts = [builder.trunc(half, ir.IntType(64)) for half in halves]
+        return context.make_tuple(builder, signature.return_type, parts)
 
     return signature, codegen
 
@@ -88,6 +106,41 @@ def same_16(_typing_context, _left, _left_start, _right, _right_start):
         return builder.icmp_unsigned("==", *loaded)
 
     return signature, codegen
+
+
+@intrinsic
+def copy_16(_typing_context, _to, _to_start, _source, _source_start):
+    """Copy a run of 16 uint32 as one move of 64 bytes. Nothing checks the bounds."""
+    array = types.Array(types.uint32, 1, "C")
+    signature = types.void(array, types.uint64, array, types.uint64)
+
+    def codegen(context, builder, signature, args):
+        chunk = ir.IntType(512).as_pointer()
+        places = []
+        for kind, value, start in zip(signature.args[::2], args[::2], args[1::2], strict=True):
+            view = context.make_array(kind)(context, builder, value)
+            places.append(builder.bitcast(builder.gep(view.data, [start]), chunk))
+        builder.store(builder.load(places[1], align=4), places[0], align=4)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def prefetch(_typing_context, _array, _index):
+    """Ask for the cache line of an element, which need not exist."""
+
+    def codegen(context, builder, signature, args):
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        place = builder.bitcast(builder.gep(view.data, [args[1]]), ir.IntType(8).as_pointer())
+        word = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place.type, word, word, word])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        # For reading, to be kept in every cache, of the data.
+        builder.call(function, [place, word(0), word(3), word(1)])
+        return context.get_dummy_value()
+
+    return types.void(_array, types.uint64), codegen
 
 
 @intrinsic

@@ -58,6 +58,12 @@ def slot_of(table, hash32, row):
 
 
 @register_jitable
+def replace_row(table, hash32, row, new_row):
+    """Let the slot of a row that is in the table name another row with the same hash."""
+    table[slot_of(table, hash32, row)] = (hash32 << _HALF_WORD) | np.uint64(new_row)
+
+
+@register_jitable
 def remove_row(table, hash32, row):
     """Take a row out, and move later rows up so that no search meets a hole before its goal."""
     size = table.size

@@ -11,7 +11,9 @@ from numba.extending import register_jitable
 from metrale_numba.kernels.candidates import update_candidate
 from metrale_numba.kernels.layout import (
     CHILDREN,
+    HAS_SNAPSHOTS,
     INDEX_FIELDS,
+    INDEX_GRID,
     NONE,
     POOL_BLOCK_SIZE,
     POOL_DISK_ROWS,
@@ -34,8 +36,16 @@ from metrale_numba.kernels.layout import (
     SHARED_PARTIAL_TAILS,
 )
 from metrale_numba.kernels.memory import int64_view, link_view, node_view, suffix_view, uint32_view
-from metrale_numba.kernels.snapshots import deepest_snapshot
-from metrale_numba.kernels.walk import COMMON_BLOCK_SIZE, find_child, find_root, find_tail, has_tail, to_front
+from metrale_numba.kernels.snapshots import begin_lookup, deepest_by_depths, deepest_by_marks, use_entry
+from metrale_numba.kernels.walk import (
+    COMMON_BLOCK_SIZE,
+    begin_walk,
+    find_child,
+    find_root,
+    find_tail,
+    has_tail,
+    to_front,
+)
 
 _SUFFIX_SHIFT = np.uint32(31)
 
@@ -49,45 +59,59 @@ def _disk_of(pool, row):
 
 
 @register_jitable(forceinline=True)
-def _hold_blocks(pool, nodes, chunks, tokens, root, path_out, block_size):
-    """Reference and stamp the visible full blocks of `tokens`; their rows go to `path_out`. Returns their number."""
+def _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, block_size):
+    """Reference and stamp the visible full blocks of `tokens`; their block ids go to `blocks_out`.
+
+    Returns their number, the deepest node (the root if none), and the deepest with a mark and how deep that is.
+    """
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+    begin_walk(pool)
     full = tokens.size // block_size
     stamp = shared[SHARED_CLOCK] + 1
     ordered = shared[SHARED_PARTIAL_TAILS] != 0
     node = root
+    marked = root
+    level = np.int64(0)
     matched = np.int64(0)
     taken = np.int64(0)
     while matched < full:
-        row = find_child(pool, nodes, chunks, node, tokens, matched * block_size, block_size)
-        if row < 0 or nodes[row].count == np.uint32(0):
+        row = find_child(pool, nodes, chunks, node, tokens, matched, block_size)
+        if row < 0:
             break
-        if nodes[row].count == np.uint32(1):
-            taken += np.int64(1) + np.int64(nodes[row].children >> _SUFFIX_SHIFT)
-        nodes[row].count += np.uint32(1)
-        nodes[row].stamp = stamp
+        at = np.uint64(row)
+        count = nodes[at].count
+        if count <= np.uint32(1):
+            if count == np.uint32(0):
+                break
+            taken += np.int64(1) + np.int64(nodes[at].children >> _SUFFIX_SHIFT)
+        nodes[at].count = count + np.uint32(1)
+        nodes[at].stamp = stamp
         if ordered and nodes[node].children & np.uint32(CHILDREN) > np.uint32(1):
             to_front(nodes, links, node, row)
-        path_out[matched] = np.uint32(row)
+        blocks_out[np.uint64(matched)] = nodes[at].block
         node = row
         matched += 1
+        if nodes[at].children & np.uint32(HAS_SNAPSHOTS) != np.uint32(0):
+            marked = row
+            level = matched
     shared[SHARED_NUM_EVICTABLE] -= taken
     # Only the deepest node can be a leaf, and only a leaf can have been a candidate.
     if matched > 0 and nodes[node].children & np.uint32(CHILDREN) == np.uint32(0):
         update_candidate(shared, pool, nodes, links, node)
-    return matched
+    return matched, node, marked, level
 
 
 @register_jitable(forceinline=True)
 def _peek_blocks(pool, nodes, chunks, tokens, root, block_size):
     """The deepest visible node of `tokens` (the root if none) and the number of full blocks down to it."""
+    begin_walk(pool)
     full = tokens.size // block_size
     node = root
     matched = np.int64(0)
     while matched < full:
-        row = find_child(pool, nodes, chunks, node, tokens, matched * block_size, block_size)
-        if row < 0 or nodes[row].count == np.uint32(0):
+        row = find_child(pool, nodes, chunks, node, tokens, matched, block_size)
+        if row < 0 or nodes[np.uint64(row)].count == np.uint32(0):
             break
         node = row
         matched += 1
@@ -95,10 +119,10 @@ def _peek_blocks(pool, nodes, chunks, tokens, root, block_size):
 
 
 @register_jitable
-def _hold_prefix(pool, nodes, chunks, tokens, root, path_out):
+def _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out):
     if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
-        return _hold_blocks(pool, nodes, chunks, tokens, root, path_out, np.int64(COMMON_BLOCK_SIZE))
-    return _hold_blocks(pool, nodes, chunks, tokens, root, path_out, pool[POOL_BLOCK_SIZE])
+        return _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, np.int64(COMMON_BLOCK_SIZE))
+    return _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, pool[POOL_BLOCK_SIZE])
 
 
 @register_jitable
@@ -124,10 +148,10 @@ def peek(pool, tokens, adapter):
     return matched_tokens
 
 
-def pin(pool, tokens, path_out, adapter):
+def pin(pool, tokens, blocks_out, adapter):
     """Reference and stamp what a look-up would, and return the number of tokens it would match.
 
-    `path_out` is scratch space for as many rows as `tokens` has full blocks.
+    `blocks_out` is scratch space for as many blocks as `tokens` fills.
     """
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
@@ -135,10 +159,9 @@ def pin(pool, tokens, path_out, adapter):
     root = find_root(pool, nodes, adapter)
     if root < 0:
         return np.int64(0)
-    matched = _hold_prefix(pool, nodes, chunks, tokens, root, path_out)
+    matched, node, _, _ = _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out)
     matched_tokens = matched * pool[POOL_BLOCK_SIZE]
     if has_tail(pool, tokens, matched):
-        node = np.int64(path_out[matched - 1]) if matched > 0 else root
         child, suffix = find_tail(pool, nodes, chunks, node, tokens, matched_tokens)
         if child >= 0 or suffix >= 0:
             matched_tokens = np.int64(tokens.size)
@@ -153,23 +176,24 @@ def lookup(pool, tokens, blocks_out, disks_out, session, adapter, record):
     `blocks_out` has room for every block of `tokens`, a partial one included where tails are shared;
     `disks_out` is as long, or empty if no disk id was ever stored. Returns the number of blocks and of
     tokens matched, whether a disk id was among them, and five numbers of the snapshot (see
-    :func:`snapshots.deepest_snapshot`).
+    :func:`snapshots.use_entry`).
     """
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
     chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
-    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     block_size = pool[POOL_BLOCK_SIZE]
     root = find_root(pool, nodes, adapter)
     num_blocks = np.int64(0)
     matched_tokens = np.int64(0)
     any_disk = np.int64(0)
     tail_block = np.uint32(NONE)
+    node = root
+    marked = root
+    level = np.int64(0)
     if root >= 0:
-        num_blocks = _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out)
+        num_blocks, node, marked, level = _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out)
         matched_tokens = num_blocks * block_size
         if has_tail(pool, tokens, num_blocks):
-            node = np.int64(blocks_out[num_blocks - 1]) if num_blocks > 0 else root
             child, suffix = find_tail(pool, nodes, chunks, node, tokens, matched_tokens)
             tail_disk = np.uint32(NONE)
             if child >= 0:
@@ -194,17 +218,20 @@ def lookup(pool, tokens, blocks_out, disks_out, session, adapter, record):
     shared[SHARED_HITS] += record
     shared[SHARED_HIT_TOKENS] += record * matched_tokens
     index = int64_view(shared[SHARED_INDEX], INDEX_FIELDS)
-    slot, depth, flags, key, check = deepest_snapshot(
-        index, nodes, links, block_size, root, blocks_out, num_blocks, tokens, matched_tokens, session, adapter, record
-    )
-    # The rows of the path become its blocks only now: the snapshot look-up reads the nodes' hashes.
+    begin_lookup(index, session, adapter, record)
+    entry = np.int64(-1)
+    if block_size != index[INDEX_GRID]:
+        entry = deepest_by_depths(index, nodes, block_size, node, num_blocks, tokens, matched_tokens, session)
+    elif nodes[marked].children & np.uint32(HAS_SNAPSHOTS) != np.uint32(0):
+        entry = deepest_by_marks(index, nodes, block_size, marked, level, tokens, matched_tokens, session)
     if disks_out.size > 0:
-        for i in range(num_blocks):
-            disks_out[i] = _disk_of(pool, np.int64(blocks_out[i]))
+        row = node
+        for i in range(num_blocks - 1, -1, -1):
+            disks_out[i] = _disk_of(pool, row)
             if disks_out[i] != np.uint32(NONE):
                 any_disk = np.int64(1)
-    for i in range(num_blocks):
-        blocks_out[i] = nodes[np.int64(blocks_out[i])].block
+            row = np.int64(nodes[row].parent)
+    slot, depth, flags, key, check = use_entry(index, entry, matched_tokens, record)
     if matched_tokens > num_blocks * block_size:
         blocks_out[num_blocks] = tail_block
         num_blocks += 1
@@ -216,8 +243,9 @@ def _first_unheld(pool, nodes, chunks, tokens, num_tokens, root):
     """Position, in blocks from 1, of the first node on the way that no sequence holds, or 0."""
     block_size = pool[POOL_BLOCK_SIZE]
     node = root
+    begin_walk(pool)
     for block in range(num_tokens // block_size):
-        node = find_child(pool, nodes, chunks, node, tokens, block * block_size, block_size)
+        node = find_child(pool, nodes, chunks, node, tokens, block, block_size)
         if node < 0:
             break
         if nodes[node].count <= np.uint32(1):
@@ -241,30 +269,41 @@ def release(pool, tokens, num_tokens, adapter, strict):
         position = _first_unheld(pool, nodes, chunks, tokens, num_tokens, node)
         if position > 0:
             return position
+    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
+        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, np.int64(COMMON_BLOCK_SIZE))
+    else:
+        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, pool[POOL_BLOCK_SIZE])
+    return np.int64(0)
+
+
+@register_jitable(forceinline=True)
+def _release_blocks(pool, nodes, chunks, tokens, num_tokens, root, block_size):
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
-    block_size = pool[POOL_BLOCK_SIZE]
+    begin_walk(pool)
+    full = num_tokens // block_size
+    node = root
     over = np.int64(0)
     freed = np.int64(0)
-    depth = np.int64(0)
-    for start in range(0, (num_tokens // block_size) * block_size, block_size):
-        row = find_child(pool, nodes, chunks, node, tokens, start, block_size)
+    block = np.int64(0)
+    while block < full:
+        row = find_child(pool, nodes, chunks, node, tokens, block, block_size)
         if row < 0:
             break
-        count = nodes[row].count
-        if count <= np.uint32(1):
-            over += 1
-        elif count == np.uint32(2):
-            freed += np.int64(1) + np.int64(nodes[row].children >> _SUFFIX_SHIFT)
+        at = np.uint64(row)
+        count = nodes[at].count
+        if count <= np.uint32(2):
+            if count == np.uint32(2):
+                freed += np.int64(1) + np.int64(nodes[at].children >> _SUFFIX_SHIFT)
+            else:
+                over += 1
         if count > np.uint32(0):
-            nodes[row].count = count - np.uint32(1)
+            nodes[at].count = count - np.uint32(1)
         node = row
-        depth += 1
+        block += 1
     shared[SHARED_NUM_EVICTABLE] += freed
-    if depth > 0 and nodes[node].children & np.uint32(CHILDREN) == np.uint32(0):
+    if block > 0 and nodes[node].children & np.uint32(CHILDREN) == np.uint32(0):
         update_candidate(shared, pool, nodes, link_view(pool[POOL_LINKS], pool[POOL_ROWS]), node)
-    if over > 0:
-        shared[SHARED_OVER_RELEASES] += over
-    return np.int64(0)
+    shared[SHARED_OVER_RELEASES] += over
 
 
 def guard(pool, tokens, num_blocks, adapter, is_on):
@@ -280,8 +319,9 @@ def guard(pool, tokens, num_blocks, adapter, is_on):
     node = find_root(pool, nodes, adapter)
     if node < 0:
         return
+    begin_walk(pool)
     for block in range(num_blocks):
-        node = find_child(pool, nodes, chunks, node, tokens, block * block_size, block_size)
+        node = find_child(pool, nodes, chunks, node, tokens, block, block_size)
         if node < 0:
             break
         if is_on != 0:

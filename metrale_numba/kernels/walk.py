@@ -14,10 +14,14 @@ from metrale_numba.kernels.layout import (
     CHECK_GROUP,
     CHILDREN,
     EMPTY_SLOT,
+    LOOK_AHEAD,
     NONE,
+    POOL_AHEAD,
     POOL_BLOCK_SIZE,
+    POOL_HASHES,
     POOL_LINKS,
     POOL_ROWS,
+    POOL_SEARCHED,
     POOL_SHARED,
     POOL_SUFFIX_ROWS,
     POOL_SUFFIX_TOKENS,
@@ -31,7 +35,7 @@ from metrale_numba.kernels.layout import (
     SHARED_PARTIAL_TAILS,
     SHARED_POWERS,
 )
-from metrale_numba.kernels.memory import int64_view, link_view, same_16, suffix_view, uint32_view, uint64_view
+from metrale_numba.kernels.memory import int64_view, link_view, prefetch, same_16, suffix_view, uint32_view, uint64_view
 from metrale_numba.kernels.tables import home_slot, next_slot, row_of
 
 _EMPTY = np.uint64(EMPTY_SLOT)
@@ -64,8 +68,15 @@ def _same_tokens(left, left_start, right, right_start, length):
 
 
 @register_jitable(forceinline=True)
-def find_child(pool, nodes, chunks, parent, tokens, start, block_size):
-    """The child of `parent` whose chunk is the block of tokens from `start` on, or -1, visible or not.
+def begin_walk(pool):
+    """Forget what an earlier walk was searching for."""
+    pool[POOL_SEARCHED] = -2
+    pool[POOL_AHEAD] = 0
+
+
+@register_jitable(forceinline=True)
+def find_child(pool, nodes, chunks, parent, tokens, block, block_size):
+    """The child of `parent` whose chunk is the block of tokens with the number `block`, or -1, visible or not.
 
     `block_size` is the pool's; a caller that passes the common one as a constant gets a loop made for it.
     """
@@ -73,34 +84,75 @@ def find_child(pool, nodes, chunks, parent, tokens, start, block_size):
     row = parent + 1
     if (
         row < pool[POOL_USED]
-        and nodes[row].parent == np.uint32(parent)
-        and _same_tokens(chunks, row * block_size, tokens, start, block_size)
+        and nodes[np.uint64(row)].parent == np.uint32(parent)
+        and _same_tokens(chunks, row * block_size, tokens, block * block_size, block_size)
     ):
         return row
-    if nodes[parent].children & np.uint32(CHILDREN) == np.uint32(0):
+    if nodes[np.uint64(parent)].children & np.uint32(CHILDREN) == np.uint32(0):
         return np.int64(-1)
-    return _search_child(pool, nodes, chunks, parent, tokens, start)
+    return _search_child(pool, nodes, chunks, parent, tokens, block)
 
 
 @register_jitable(forceinline=False)
-def _search_child(pool, nodes, chunks, parent, tokens, start):
-    """The same by hash."""
+def _search_child(pool, nodes, chunks, parent, tokens, block):
+    """The same by hash; when the block before was searched for too, looks ahead."""
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     block_size = pool[POOL_BLOCK_SIZE]
-    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
-    state = advance_check(nodes[parent].state, tokens, start, start + block_size, powers)
-    hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
+    if pool[POOL_SEARCHED] == block - 1 and block >= pool[POOL_AHEAD]:
+        _look_ahead(pool, nodes, chunks, parent, tokens, block)
+    pool[POOL_SEARCHED] = block
+    if block < pool[POOL_AHEAD]:
+        hash32 = np.uint64(pool[POOL_HASHES + block % LOOK_AHEAD])
+    else:
+        powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+        start = block * block_size
+        state = advance_check(nodes[parent].state, tokens, start, start + block_size, powers)
+        hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     slot = home_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
             row = row_of(table[slot])
             if nodes[row].parent == np.uint32(parent) and _same_tokens(
-                chunks, row * block_size, tokens, start, block_size
+                chunks, row * block_size, tokens, block * block_size, block_size
             ):
                 return row
         slot = next_slot(slot, table.size)
     return np.int64(-1)
+
+
+@register_jitable(forceinline=False)
+def _look_ahead(pool, nodes, chunks, parent, tokens, block):
+    """Hash the next blocks and ask for their slots, then for the nodes that these name.
+
+    A hash depends on the tokens before it and on no node, so the cache misses of a path whose nodes lie far
+    apart need not wait for each other.
+    """
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    block_size = pool[POOL_BLOCK_SIZE]
+    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
+    state = nodes[parent].state
+    stop = min(block + LOOK_AHEAD, tokens.size // block_size)
+    for ahead in range(block, stop):
+        start = ahead * block_size
+        state = advance_check(state, tokens, start, start + block_size, powers)
+        hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
+        pool[POOL_HASHES + ahead % LOOK_AHEAD] = np.int64(hash32)
+        prefetch(table, np.uint64(home_slot(hash32, table.size)))
+    pool[POOL_AHEAD] = stop
+    for ahead in range(block, stop):
+        hash32 = np.uint64(pool[POOL_HASHES + ahead % LOOK_AHEAD])
+        slot = home_slot(hash32, table.size)
+        while table[slot] != _EMPTY:
+            if table[slot] >> _HALF_WORD == hash32:
+                row = np.uint64(row_of(table[slot]))
+                prefetch(nodes, row)
+                # A chunk of the common size is as long as a cache line, and most often crosses into another.
+                prefetch(chunks, row * np.uint64(block_size))
+                prefetch(chunks, (row + np.uint64(1)) * np.uint64(block_size) - np.uint64(1))
+                break
+            slot = next_slot(slot, table.size)
 
 
 @register_jitable
