@@ -30,12 +30,21 @@ from metrale_numba.kernels.layout import (
     SHARED_NUM_POOLS,
     SHARED_POOLS,
 )
-from metrale_numba.kernels.memory import int64_view, link_view, node_view, uint64_view
-from metrale_numba.kernels.removal import remove_leaf
+from metrale_numba.kernels.memory import int64_view, link_view, node_view, prefetch, uint64_view
+from metrale_numba.kernels.removal import prefetch_neighbours, remove_leaf
 from metrale_numba.kernels.walk import find_root
 
 _HALF_WORD = np.uint64(32)
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
+
+
+@register_jitable(forceinline=True)
+def _prefetch_node(pools, member):
+    """Ask for the node of a member of the heap."""
+    pool = int64_view(pools[np.int64(member >> _HALF_WORD)], POOL_FIELDS)
+    row = member & _LOW_HALF
+    prefetch(node_view(pool[POOL_NODES], pool[POOL_ROWS]), row)
+    prefetch(link_view(pool[POOL_LINKS], pool[POOL_ROWS]), row)
 
 
 def evict(shared, num_blocks, blocks_out, disks_out):
@@ -55,7 +64,12 @@ def evict(shared, num_blocks, blocks_out, disks_out):
         row = np.int64(heap[0] & _LOW_HALF)
         nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
         links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+        # Everything around the victim is on its way into the cache while the heap is put in order, and the next victim
+        # while this one is removed.
+        prefetch_neighbours(shared, pool, nodes, links, row)
         remove_at(shared, np.int64(0))
+        if shared[SHARED_HEAP_SIZE] > 0:
+            _prefetch_node(pools, heap[0])
         while True:
             num_out, num_disks, row = remove_leaf(
                 shared, pool, nodes, links, row, blocks_out, num_out, disks_out, num_disks

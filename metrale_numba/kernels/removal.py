@@ -30,8 +30,8 @@ from metrale_numba.kernels.layout import (
     SHARED_NUM_NODES,
     SHARED_NUM_SUFFIXES,
 )
-from metrale_numba.kernels.memory import suffix_view, uint32_view, uint64_view
-from metrale_numba.kernels.tables import remove_row
+from metrale_numba.kernels.memory import prefetch, suffix_view, uint32_view, uint64_view
+from metrale_numba.kernels.tables import home_slot, remove_row
 
 
 @register_jitable
@@ -51,6 +51,19 @@ def free_suffix(shared, pool, nodes, links, row):
     if nodes[row].count <= np.uint32(1):
         shared[SHARED_NUM_EVICTABLE] -= 1
     return block, disk
+
+
+@register_jitable(forceinline=True)
+def prefetch_neighbours(shared, pool, nodes, links, row):
+    """Ask for what the removal of a node will write to: its slot of the table, its siblings and its parent."""
+    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
+    hash32 = table_hash(nodes[row].state, np.uint64(shared[SHARED_MULTIPLIER]))
+    prefetch(table, np.uint64(home_slot(hash32, table.size)))
+    # One that is NONE asks for a line that does not exist, which does nothing.
+    prefetch(links, np.uint64(links[row].previous_sibling))
+    prefetch(links, np.uint64(links[row].next_sibling))
+    prefetch(links, np.uint64(nodes[row].parent))
+    prefetch(nodes, np.uint64(nodes[row].parent))
 
 
 @register_jitable(forceinline=True)
