@@ -390,7 +390,13 @@ def test_a_file_of_a_newer_version_is_refused_as_that(tmp_path: Path, saved: byt
     newer = copies.FORMAT_VERSION + 1
     content = bytearray(saved)
     content[8:12] = newer.to_bytes(4, "little")
-    assert refused(tmp_path / "cache", bytes(content)).startswith(f"is of format {newer}, newer than 1")
+    assert refused(tmp_path / "cache", bytes(content)).startswith(f"is of format {newer}, newer than {newer - 1}")
+
+
+def test_a_file_of_an_older_version_is_refused_as_that(tmp_path: Path, saved: bytes) -> None:
+    content = bytearray(saved)
+    content[8:12] = (1).to_bytes(4, "little")
+    assert refused(tmp_path / "cache", bytes(content)).startswith("is of format 1, older than")
 
 
 class Bomb:
@@ -606,7 +612,7 @@ FORGERIES: dict[str, Forgery] = {
     "a stamp from the future": at(NODES, 2, stamp=2**61),
     "a stamp of nought": at(NODES, 4, stamp=0),
     "another check hash": at(NODES, 2, state=1),
-    "another tier key": at(LINKS, 2, key=1),
+    "a mark too many": at(NODES, 4, children=layout.HAS_SNAPSHOTS | layout.HAS_SUFFIX),
     "more children than there are": at(NODES, 2, children=0x7FFF_FFFF),
     "a first child out of range": at(LINKS, 2, first_child=12),
     "a node that is its own first child": at(LINKS, 2, first_child=2),
@@ -675,9 +681,21 @@ FORGERIES: dict[str, Forgery] = {
     "a resident entry said to be spilled": at("index/entries", 1, flags=layout.SPILLED),
     "two entries of one key": exchange("index/entries", lambda entries: entries[[1, *range(1, len(entries))]]),
     "an entry from the future": at("index/entries", 0, stamp=2**61),
-    "an index without a free slot": fill("index/table", 1),
-    "an index that finds nothing": fill("index/table", layout.EMPTY_SLOT),
-    "an index too small for its entries": exchange("index/table", lambda table: table[:4]),
+    **{
+        f"{what} of the index's {table}": forge(f"index/{table}")
+        for table in ("keys", "checks", "sessions", "floor_table")
+        for what, forge in (
+            ("a full table", lambda name: fill(name, 1)),
+            ("an empty table", lambda name: fill(name, layout.EMPTY_SLOT)),
+            ("too small a table", lambda name: exchange(name, lambda table: table[:4])),
+        )
+    },
+    "a floor out of range": at("index/entries", 0, floor=99),
+    "another floor": at("index/entries", 0, floor=1),
+    "a floor without its entry's offset": at("index/floors", 0, offsets=0),
+    "a floor of no entries": at("index/floors", 0, count=0),
+    "a floor of another prefix": at("index/floors", 0, state=1),
+    "a free floor out of range": put("index/header", layout.INDEX_FLOORS_FREE, 99),
     "an index clock before all time": put("index/header", layout.INDEX_CLOCK, -1),
     "an index clock at its end": put("index/header", layout.INDEX_CLOCK, 2**63 - 1),
     "depths miscounted": put("index/depth_counts", 4, 9),

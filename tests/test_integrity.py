@@ -47,6 +47,9 @@ def first_used_slot(table: UInt64Array) -> int:
     return int(np.flatnonzero(table != layout.EMPTY_SLOT)[0])
 
 
+Damage = Callable[[RadixTree, PoolArrays], None]
+
+
 def free_list_names_a_live_row(cache: RadixTree, pool: PoolArrays) -> None:
     pool.header[layout.POOL_FREE] = row_of(pool, 10)
 
@@ -76,7 +79,7 @@ def sibling_points_back_wrongly(cache: RadixTree, pool: PoolArrays) -> None:
 
 
 def children_are_miscounted(cache: RadixTree, pool: PoolArrays) -> None:
-    pool.nodes["children"][row_of(pool, 10)] = 3
+    pool.nodes["children"][row_of(pool, 10)] += 1
 
 
 def root_is_anothers(cache: RadixTree, pool: PoolArrays) -> None:
@@ -106,15 +109,19 @@ def two_nodes_hang_on_each_other(cache: RadixTree, pool: PoolArrays) -> None:
     pool.links["next_sibling"][a] = pool.links["previous_sibling"][a] = NONE
     pool.links["first_child"][top] = other
     pool.links["next_sibling"][other] = pool.links["previous_sibling"][other] = NONE
-    pool.nodes["children"][top] = 1
+    pool.nodes["children"][top] -= 1
 
 
 def check_hash_is_wrong(cache: RadixTree, pool: PoolArrays) -> None:
     pool.nodes["state"][row_of(pool, 12)] ^= np.uint64(1)
 
 
-def tier_key_is_wrong(cache: RadixTree, pool: PoolArrays) -> None:
-    pool.links["key"][row_of(pool, 12)] ^= np.uint64(1)
+def mark_of_a_snapshot_is_lost(cache: RadixTree, pool: PoolArrays) -> None:
+    pool.nodes["children"][row_of(pool, 10)] ^= layout.HAS_SNAPSHOTS
+
+
+def node_without_snapshots_is_marked(cache: RadixTree, pool: PoolArrays) -> None:
+    pool.nodes["children"][row_of(pool, 14)] |= layout.HAS_SNAPSHOTS
 
 
 def token_is_overwritten(cache: RadixTree, pool: PoolArrays) -> None:
@@ -142,7 +149,7 @@ def siblings_are_twins(cache: RadixTree, pool: PoolArrays) -> None:
     pool.table[slot] = value
     pool.tokens[twin] = pool.tokens[row]
     pool.nodes["state"][twin] = pool.nodes["state"][row]
-    pool.links["key"][twin] = pool.links["key"][row]
+    pool.nodes["children"][twin] |= pool.nodes["children"][row] & layout.HAS_SNAPSHOTS
 
 
 def stamp_is_from_the_future(cache: RadixTree, pool: PoolArrays) -> None:
@@ -213,14 +220,25 @@ def heap_is_too_large(cache: RadixTree, pool: PoolArrays) -> None:
     cache._shared.header[layout.SHARED_HEAP_SIZE] += 1
 
 
-def entry_left_the_table(cache: RadixTree, pool: PoolArrays) -> None:
-    table = cache._index.arrays.table
-    table[first_used_slot(table)] = layout.EMPTY_SLOT
+def entry_left_the_table_of(name: str) -> Damage:
+    def damage(cache: RadixTree, pool: PoolArrays) -> None:
+        table = getattr(cache._index.arrays, name)
+        table[first_used_slot(table)] = layout.EMPTY_SLOT
+
+    damage.__name__ = f"entry_left_{name}"
+    return damage
 
 
-def key_table_holds_an_entry_too_many(cache: RadixTree, pool: PoolArrays) -> None:
-    # Half a table away from the others, where no search for another key passes it.
-    table = cache._index.arrays.table
+def table_of_the_index_holds_a_row_too_many(name: str) -> Damage:
+    def damage(cache: RadixTree, pool: PoolArrays) -> None:
+        add_lonely_row(getattr(cache._index.arrays, name))
+
+    damage.__name__ = f"{name}_hold_a_row_too_many"
+    return damage
+
+
+def add_lonely_row(table: UInt64Array) -> None:
+    # Behind a free slot, where no search for another key passes it.
     free = np.flatnonzero(table == layout.EMPTY_SLOT)
     lonely = next(slot for slot in free if table[slot - 1] == layout.EMPTY_SLOT)
     table[lonely] = np.uint64(lonely) << np.uint64(32)
@@ -247,19 +265,43 @@ def snapshot_stamp_is_from_the_future(cache: RadixTree, pool: PoolArrays) -> Non
     cache._index.arrays.entries["stamp"][0] = 1000
 
 
+def floor_of_an_entry_is_out_of_range(cache: RadixTree, pool: PoolArrays) -> None:
+    cache._index.arrays.entries["floor"][0] = 1000
+
+
+def floor_lacks_an_offset(cache: RadixTree, pool: PoolArrays) -> None:
+    cache._index.arrays.floors["offsets"][0] = 0
+
+
+def floor_miscounts_its_entries(cache: RadixTree, pool: PoolArrays) -> None:
+    cache._index.arrays.floors["count"][0] += 1
+
+
+def floor_left_the_table(cache: RadixTree, pool: PoolArrays) -> None:
+    table = cache._index.arrays.floor_table
+    table[first_used_slot(table)] = layout.EMPTY_SLOT
+
+
+def free_list_of_floors_holds_one_in_use(cache: RadixTree, pool: PoolArrays) -> None:
+    cache._index.arrays.header[layout.INDEX_FLOORS_FREE] = 0
+
+
+def floors_are_miscounted(cache: RadixTree, pool: PoolArrays) -> None:
+    cache._index.arrays.header[layout.INDEX_NUM_FLOORS] += 1
+
+
 def two_entries_bear_one_key(cache: RadixTree, pool: PoolArrays) -> None:
     arrays = cache._index.arrays
     arrays.entries["key"][1] = arrays.entries["key"][0]
-    slot = int(np.flatnonzero(arrays.table & np.uint64(NONE) == 1)[0])
-    arrays.table[slot] = layout.EMPTY_SLOT
-    slot = int(np.flatnonzero(arrays.table & np.uint64(NONE) == 0)[0])
-    value = (arrays.table[slot] >> np.uint64(32) << np.uint64(32)) | np.uint64(1)
-    while arrays.table[slot] != layout.EMPTY_SLOT:
-        slot = (slot + 1) % arrays.table.shape[0]
-    arrays.table[slot] = value
+    slot = int(np.flatnonzero(arrays.keys & np.uint64(NONE) == 1)[0])
+    arrays.keys[slot] = layout.EMPTY_SLOT
+    slot = int(np.flatnonzero(arrays.keys & np.uint64(NONE) == 0)[0])
+    value = (arrays.keys[slot] >> np.uint64(32) << np.uint64(32)) | np.uint64(1)
+    while arrays.keys[slot] != layout.EMPTY_SLOT:
+        slot = (slot + 1) % arrays.keys.shape[0]
+    arrays.keys[slot] = value
 
 
-Damage = Callable[[RadixTree, PoolArrays], None]
 DAMAGE: list[tuple[Damage, int]] = [
     (free_list_names_a_live_row, 1),
     (free_count_is_wrong, 2),
@@ -271,7 +313,8 @@ DAMAGE: list[tuple[Damage, int]] = [
     (children_are_miscounted, 8),
     (two_nodes_hang_on_each_other, 9),
     (check_hash_is_wrong, 10),
-    (tier_key_is_wrong, 11),
+    (mark_of_a_snapshot_is_lost, 11),
+    (node_without_snapshots_is_marked, 11),
     (token_is_overwritten, 10),
     (row_left_the_table, 12),
     (table_holds_a_row_too_many, 13),
@@ -290,8 +333,8 @@ DAMAGE: list[tuple[Damage, int]] = [
     (heap_bears_another_stamp, 24),
     (heap_is_upside_down, 25),
     (heap_is_too_large, 26),
-    (entry_left_the_table, 27),
-    (key_table_holds_an_entry_too_many, 28),
+    *((entry_left_the_table_of(name), 27) for name in ("keys", "checks", "sessions")),
+    *((table_of_the_index_holds_a_row_too_many(name), 28) for name in ("keys", "checks", "sessions", "floor_table")),
     (resident_list_names_another, 29),
     (residents_are_miscounted, 30),
     (depths_are_miscounted, 31),
@@ -302,6 +345,12 @@ DAMAGE: list[tuple[Damage, int]] = [
     (suffix_mark_is_lost, 35),
     (root_left_the_list, 36),
     (root_miscounts_its_nodes, 37),
+    (floor_of_an_entry_is_out_of_range, 38),
+    (floor_lacks_an_offset, 38),
+    (floor_miscounts_its_entries, 39),
+    (floor_left_the_table, 40),
+    (free_list_of_floors_holds_one_in_use, 40),
+    (floors_are_miscounted, 40),
 ]
 
 
