@@ -111,6 +111,9 @@ class RadixTree(Operations, PrefixCache):
         Full blocks that all pins together may hold. Default: any number.
     quotas : mapping of int to int, optional
         Full blocks that an adapter may have, by adapter id; see :meth:`set_quota`. Default: none.
+    reserve : int, default 0
+        Blocks of the default block size for which memory is taken now, about 150 bytes each, so that no insert
+        up to then has to grow an array. What is reserved stays reserved.
 
     Raises
     ------
@@ -133,6 +136,7 @@ class RadixTree(Operations, PrefixCache):
         strict: bool = False,
         max_pinned_blocks: int | None = None,
         quotas: Mapping[int, int] | None = None,
+        reserve: int = 0,
     ) -> None:
         settings = resolve(
             partial_tail_sharing=partial_tail_sharing,
@@ -146,8 +150,10 @@ class RadixTree(Operations, PrefixCache):
             check_secret=check_secret,
             strict=strict,
             max_pinned_blocks=max_pinned_blocks,
+            reserve=reserve,
         )
         self._set_up(settings, _hash_keys(settings.check_secret), as_quotas(quotas))
+        self._reserve()
         self._go_live()
 
     @classmethod

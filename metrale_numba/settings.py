@@ -16,13 +16,16 @@ import numpy as np
 
 from metrale_numba.arguments import MAX_INT64, as_block_size, as_bool, as_count, as_u64, shown
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "Settings", "as_quotas", "resolve"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "MAX_RESERVE", "Settings", "as_quotas", "resolve"]
 
 DEFAULT_BLOCK_SIZE: Final = 16
 """Tokens per block where neither the call nor the constructor says."""
 
 MAX_EVICT_ALPHA: Final = 8.0
 """The greatest weight that depth can have against age when a snapshot is chosen for eviction."""
+
+MAX_RESERVE: Final = 2**31
+"""The greatest number of blocks that can be reserved; the rows of a cache are numbered in 32 bits."""
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -57,6 +60,8 @@ class Settings:
         Whether a release that no sequence is entitled to is refused instead of counted.
     max_pinned_blocks : int or None
         Full blocks that all pins together may hold; None for any number.
+    reserve : int
+        Blocks of the default block size for which memory is taken when the cache is made.
     """
 
     partial_tail_sharing: bool = False
@@ -70,6 +75,7 @@ class Settings:
     check_secret: bytes | None = field(default=None, repr=False)
     strict: bool = False
     max_pinned_blocks: int | None = None
+    reserve: int = 0
 
 
 _DEFAULTS: Final = Settings()
@@ -88,6 +94,7 @@ def resolve(
     check_secret: bytes | None = None,
     strict: bool = False,
     max_pinned_blocks: int | None = None,
+    reserve: int = 0,
 ) -> Settings:
     """Settle every setting: the keyword if it is given, else the variable if it is set, else the default.
 
@@ -118,6 +125,8 @@ def resolve(
         No variable.
     max_pinned_blocks : int, optional
         Blocks, at least 0. No variable; else any number.
+    reserve : int, default 0
+        Blocks, 0..MAX_RESERVE. No variable.
 
     Returns
     -------
@@ -147,6 +156,7 @@ def resolve(
         check_secret=_secret(check_secret),
         strict=as_bool(strict, "strict"),
         max_pinned_blocks=None if max_pinned_blocks is None else as_count(max_pinned_blocks, "max_pinned_blocks"),
+        reserve=_reserve(reserve),
     )
 
 
@@ -161,6 +171,13 @@ def _alpha(value: object, name: str) -> float:
     if not 0 <= value <= MAX_EVICT_ALPHA:
         raise ValueError(f"{name} is {shown(value)}, outside 0..{MAX_EVICT_ALPHA:g}")
     return float(value)
+
+
+def _reserve(value: object) -> int:
+    blocks = as_count(value, "reserve")
+    if blocks > MAX_RESERVE:
+        raise ValueError(f"reserve is {shown(blocks)}, outside 0..{MAX_RESERVE}")
+    return blocks
 
 
 def _secret(value: object) -> bytes | None:

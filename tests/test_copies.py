@@ -682,12 +682,12 @@ FORGERIES: dict[str, Forgery] = {
     "two entries of one key": exchange("index/entries", lambda entries: entries[[1, *range(1, len(entries))]]),
     "an entry from the future": at("index/entries", 0, stamp=2**61),
     **{
-        f"{what} of the index's {table}": forge(f"index/{table}")
-        for table in ("keys", "checks", "sessions", "floor_table")
+        f"{what} of the index's {name}": forge(f"index/{name}")
+        for name in ("keys", "checks", "sessions", "floor_table")
         for what, forge in (
             ("a full table", lambda name: fill(name, 1)),
             ("an empty table", lambda name: fill(name, layout.EMPTY_SLOT)),
-            ("too small a table", lambda name: exchange(name, lambda table: table[:4])),
+            ("too small a table", lambda name: exchange(name, lambda array: array[:4])),
         )
     },
     "a floor out of range": at("index/entries", 0, floor=99),

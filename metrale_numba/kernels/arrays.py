@@ -169,6 +169,11 @@ def table_size(rows: int) -> int:
     return rows + rows // 3 + 4
 
 
+def _rows_for(blocks: int) -> int:
+    """Rows for so many blocks that are reserved, and for the roots of some adapters."""
+    return blocks + blocks // 1024 + 16
+
+
 def _resize(array: npt.NDArray[np.generic], rows: int) -> None:
     """Lengthen an owned array in place by zeros, most often without a copy.
 
@@ -306,15 +311,24 @@ class SharedArrays:
             "addresses": self._addresses,
         }
 
-    def clear(self) -> None:
-        """Drop every pool and every candidate; clock, counters and settings stay."""
+    def clear(self, kept: int) -> None:
+        """Drop every pool and every candidate; clock, counters and settings stay.
+
+        The pool of the block size `kept`, 0 for none, keeps its arrays, and the heap too then.
+        """
         header = self.header
         # Nothing is freed before no kernel would go there any more, wherever an interruption falls.
         header[SHARED_HEAP_SIZE] = 0
+        for field in (SHARED_NUM_NODES, SHARED_NUM_SUFFIXES, SHARED_NUM_EVICTABLE):
+            header[field] = 0
+        if kept in self.pools:
+            for block_size in [block_size for block_size in self.pools if block_size != kept]:
+                self.drop_pool(block_size)
+            self.pools[kept].forget()
+            return
         self._index[INDEX_POOL] = 0
         self.pools.clear()
-        for field in (SHARED_NUM_POOLS, SHARED_NUM_NODES, SHARED_NUM_SUFFIXES, SHARED_NUM_EVICTABLE):
-            header[field] = 0
+        header[SHARED_NUM_POOLS] = 0
         self._addresses[:] = 0
         self._free_numbers.clear()
         self.pool_rows = 0
@@ -353,6 +367,18 @@ class SharedArrays:
         size = state["heap_stamps"].shape[0]
         self.heap_stamps[:size] = state["heap_stamps"]
         self.heap_nodes[:size] = state["heap_nodes"]
+
+    def compact_heap(self) -> None:
+        """Give back the room that the heap has beyond a place for each row."""
+        stamps = self.heap_stamps[: self.pool_rows].copy()
+        nodes = self.heap_nodes[: self.pool_rows].copy()
+        self.header[SHARED_HEAP_ROWS] = min(self.pool_rows, int(self.header[SHARED_HEAP_ROWS]))
+        try:
+            self.heap_stamps = stamps
+            self.heap_nodes = nodes
+        finally:
+            arrays = {SHARED_HEAP_STAMPS: self.heap_stamps, SHARED_HEAP_NODES: self.heap_nodes}
+            _publish(self.header, arrays, {})
 
     def grow_heap(self, more: int) -> None:
         """Make room for `more` rows than the pools have now: a release or an eviction must never have to grow."""
@@ -410,7 +436,15 @@ class PoolArrays:
     def grow(self, missing: int, rehash: Rehash) -> None:
         """Make room for `missing` more rows than are free now."""
         rows = self.rows + missing
-        rows = max(rows, int(self.rows * _GROWTH), min(_FIRST_TOKENS // self.block_size, 64))
+        self._grow_to(max(rows, int(self.rows * _GROWTH), min(_FIRST_TOKENS // self.block_size, 64)), rehash)
+
+    def reserve(self, blocks: int, rehash: Rehash) -> None:
+        """Make room for so many blocks in all, and for the roots of some adapters."""
+        rows = _rows_for(blocks)
+        if rows > self.rows:
+            self._grow_to(rows, rehash)
+
+    def _grow_to(self, rows: int, rehash: Rehash) -> None:
         table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
         old_table = self.table
         capacity = self.rows
@@ -452,6 +486,49 @@ class PoolArrays:
         disk_rows = rows if self.disks.shape[0] >= rows else 0
         sizes = {POOL_TABLE_SIZE: self.table.shape[0], POOL_ROWS: rows, POOL_DISK_ROWS: disk_rows}
         _publish(self.header, arrays, sizes)
+
+    def compact(self, reserve: int, kernels: Mapping[str, Callable[..., Any]]) -> None:
+        """Move the live rows into new arrays that have just the room for them, and for `reserve` blocks at least."""
+        header = self.header
+        new_rows: UInt32Array = np.empty(header[POOL_USED], np.uint32)
+        num_rows = kernels["number_rows"](header, new_rows)
+        rows = max(num_rows, _rows_for(reserve) if reserve else 0)
+        suffix_rows = int(header[POOL_NUM_SUFFIXES])
+        # Zeros that are written: memory that is reserved is there from now on.
+        moved: dict[str, npt.NDArray[Any]] = {
+            "nodes": np.full(rows, 0, NODE),
+            "links": np.full(rows, 0, LINK),
+            "tokens": np.full((rows, self.block_size), 0, np.uint32),
+            "disks": np.full(rows if header[POOL_DISK_ROWS] else 0, NONE, np.uint32),
+            "table": np.full(table_size(rows), EMPTY_SLOT, np.uint64),
+            "suffixes": np.full(suffix_rows, 0, SUFFIX),
+            "suffix_tokens": np.full((suffix_rows, self.block_size - 1), 0, np.uint32),
+        }
+        num_suffixes = kernels["move_rows"](header, new_rows, *(array.reshape(-1) for array in moved.values()))
+        addresses = np.array([address_of(array) for array in moved.values()], np.int64)
+        more = rows - self.rows
+        if more > 0:
+            self.shared.grow_heap(more)
+            self.shared.pool_rows += more
+        try:
+            kernels["exchange_rows"](
+                header, new_rows, addresses, rows, table_size(rows), num_rows, suffix_rows, num_suffixes
+            )
+        finally:
+            # Whatever interrupts here: the header names these arrays or the earlier ones, and those must be kept.
+            if header[POOL_NODES] == addresses[0]:
+                for name, array in moved.items():
+                    setattr(self, name, array)
+        if more < 0:
+            self.shared.pool_rows += more
+
+    def forget(self) -> None:
+        """Become empty, but keep the arrays."""
+        self.table[:] = EMPTY_SLOT
+        for field in (POOL_USED, POOL_NUM_FREE, POOL_NUM_NODES, POOL_NUM_ROOTS, POOL_NUM_SUFFIXES, POOL_SUFFIX_USED):
+            self.header[field] = 0
+        self.header[POOL_FREE] = self.header[POOL_SUFFIX_FREE] = -1
+        self.header[POOL_FIRST_ROOT] = NONE
 
     def grow_suffixes(self, missing: int) -> None:
         """Make room for `missing` more partial suffixes than are free now."""
@@ -599,6 +676,35 @@ class IndexArrays:
             arrays = {field: getattr(self, name) for name, field in _INDEX_ARRAYS.items()}
             sizes = {INDEX_TABLE_SIZE: tables["keys"].shape[0], INDEX_ROWS: capacity}
             _publish(self.header, arrays, sizes)
+
+    def compact(self, rehash: Rehash) -> None:
+        """Give back the room beyond the entries that there are."""
+        header = self.header
+        used = int(header[INDEX_SIZE])
+        rows = max(used, int(header[INDEX_FLOORS_USED]))
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "entries": self.entries[:rows].copy(),
+            "residents": self.residents[:rows].copy(),
+            "floors": self.floors[:rows].copy(),
+        }
+        for name in _INDEX_TABLES:
+            table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
+            rehash(getattr(self, name), table)
+            arrays[name] = table
+        # From here on no kernel uses more than this of the arrays, the earlier ones or these.
+        header[INDEX_ROWS] = rows
+        self._take(arrays)
+
+    def _take(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Have other arrays, and let the header name just those that are kept, wherever an interruption falls."""
+        try:
+            for name, array in arrays.items():
+                setattr(self, name, array)
+        finally:
+            for name, array in arrays.items():
+                setattr(self, name, array)
+            fields = {_INDEX_ARRAYS[name]: array for name, array in arrays.items()}
+            _publish(self.header, fields, {INDEX_TABLE_SIZE: self.keys.shape[0]})
 
     def clear(self) -> None:
         """Remove every entry; clock, counters and settings stay, the lease ends."""

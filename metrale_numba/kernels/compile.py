@@ -33,15 +33,28 @@ _CODE_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATU
 
 def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]]:
     """Every kernel with the types of its arguments, by the occasion at which it is first needed."""
-    from numba import types
+    from numba import from_dtype, types
 
-    from metrale_numba.kernels import eviction, hashing, insertion, integrity, snapshots, tables, tree
+    from metrale_numba.kernels import (
+        compaction,
+        eviction,
+        hashing,
+        insertion,
+        integrity,
+        layout,
+        snapshots,
+        tables,
+        tree,
+    )
 
     number = types.int64
     real = types.float64
     header = numbers = types.Array(types.int64, 1, "C")
     ids = types.Array(types.uint32, 1, "C")
     words = types.Array(types.uint64, 1, "C")
+    nodes = types.Array(from_dtype(layout.NODE), 1, "C")
+    links = types.Array(from_dtype(layout.LINK), 1, "C")
+    suffixes = types.Array(from_dtype(layout.SUFFIX), 1, "C")
     return {
         "cache": {
             "fill_powers": (hashing.fill_powers, (types.uint64, words)),
@@ -69,6 +82,11 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
             "count_by_adapter": (eviction.count_by_adapter, (header, numbers, numbers)),
             "drop_adapter": (snapshots.drop_adapter, (header, number, numbers, numbers)),
         },
+        "compaction": {
+            "number_rows": (compaction.number_rows, (header, ids)),
+            "move_rows": (compaction.move_rows, (header, ids, nodes, links, ids, ids, words, suffixes, ids)),
+            "exchange_rows": (compaction.exchange_rows, (header, ids, numbers, *(number,) * 5)),
+        },
         "integrity": {
             "check_pool": (integrity.check_pool, (header,)),
             "check_heap": (integrity.check_heap, (header, number)),
@@ -82,8 +100,8 @@ def kernels(group: str) -> Mapping[str, Callable[..., Any]]:
 
     Parameters
     ----------
-    group : {"cache", "integrity"}
-        What every cache needs, or what :meth:`RadixTree.check_integrity` needs.
+    group : {"cache", "adapters", "compaction", "integrity"}
+        What every cache needs, or what single methods do.
     """
     ready = _compiled.get(group)
     if ready is not None:
