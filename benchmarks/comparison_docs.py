@@ -13,7 +13,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks.comparison import Comparison
+from benchmarks.comparison import DASH, Comparison
 from benchmarks.comparison_table import notes
 from benchmarks.peers import PEERS
 
@@ -65,9 +65,9 @@ def _page(comparison: Comparison) -> str:
         "Comparison",
         "==========",
         "",
-        "Prefix caches of other projects and this one, given identical work: 2,048-token sequences, half of which share "
-        "16 system",
-        "prompts of 1,024 tokens, in blocks of 16 tokens. ``python -m benchmarks.compare --write-docs`` made this page.",
+        "Prefix caches of other projects and this one, given identical work: sequences of 2,048 tokens in blocks of",
+        "16, half of which begin with one of 16 system prompts of 1,024 tokens. This page was made by",
+        "``python -m benchmarks.compare --write-docs``.",
         "",
         ".. image:: comparison.svg",
         "   :alt: Microseconds of each operation, by peer, on a log scale",
@@ -119,10 +119,13 @@ def _plot(comparison: Comparison) -> Figure:
         offset = (number - (len(comparison.names) - 1) / 2) * width
         heights = [_bar(comparison, name, key) for key in keys]
         axes.bar(middles + offset, heights, width, label=PEERS[name].label)
+        for middle in middles[np.isnan(heights)]:
+            # On the axis itself, which has no 0 where the scale is a logarithm.
+            axes.annotate(DASH, (middle + offset, 0), xycoords=axes.get_xaxis_transform(), ha="center", va="bottom")
     axes.set_yscale("log")
     axes.set_ylabel("microseconds (less is better)")
     axes.set_xticks(middles, [_BARS[key] for key in keys])
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    axes.legend(ncols=3, fontsize="small")
+    figure.legend(loc="outside upper center", ncols=len(comparison.names), fontsize="small")
     return figure
