@@ -224,9 +224,8 @@ def main(
     if json_path is not None:
         json_path.write_text(json.dumps(comparison.as_json(), indent=2) + "\n")
     if OURS not in comparison.names:
-        raise click.ClickException(
-            f"without our own figures there is nothing to compare: {comparison.missing[0].reason}"
-        )
+        reason = next(missing.reason for missing in comparison.missing if missing.name == OURS)
+        raise click.ClickException(f"nothing can be compared without {PEERS[OURS].label}, {reason}")
     print_report(comparison)
     if docs is not None:
         # Matplotlib is wanted here alone.

@@ -45,7 +45,8 @@ class DynamoRadix(Peer):
 
     def prompt(self, tokens: Tokens) -> list[int]:
         """Build the list."""
-        return tokens.tolist()
+        ids: list[int] = tokens.tolist()
+        return ids
 
     def request(self, tokens: Tokens) -> Request:
         """Build the event, in which every block has a hash of its own and one of all up to it."""

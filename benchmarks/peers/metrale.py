@@ -59,7 +59,8 @@ class Metrale(Peer):
 
     def prompt(self, tokens: Tokens) -> Tokens:
         """Copy the tokens, so that every call has an array of its own."""
-        return tokens.copy()
+        fresh: Tokens = tokens.copy()
+        return fresh
 
     def request(self, tokens: Tokens) -> Request:
         """Copy the tokens and hand out blocks."""
