@@ -31,8 +31,8 @@ from benchmarks.peers.peer import SECTIONS
 from benchmarks.workload import SCALES
 
 _ROOT = Path(__file__).resolve().parent.parent
-# The last lines of a traceback say what failed.
-_LINES_OF_ERROR = 3
+# Of a traceback, for whoever reads the log; the report has the last of them alone.
+_LINES_OF_ERROR = 10
 
 _log = logging.getLogger("benchmarks.compare")
 
@@ -59,9 +59,9 @@ def _run(interpreter: str, *arguments: str) -> str:
         [interpreter, *arguments], cwd=_ROOT, env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        last = "\n".join(lines[-_LINES_OF_ERROR:])
-        raise FailedError(last or f"ended with status {done.returncode}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"ended with status {done.returncode}"]
+        _log.error("%s failed:\n%s", " ".join(arguments), "\n".join(lines[-_LINES_OF_ERROR:]))
+        raise FailedError(lines[-1])
     return done.stdout
 
 
@@ -155,7 +155,6 @@ def compare(
                 try:
                     measured = _measure(interpreters[name], name, sections, scale)
                 except FailedError as error:
-                    _log.error("%s failed: %s", name, error)
                     comparison.missing.append(Missing(name, PEERS[name].label, f"failed: {error}", PEERS[name].recipe))
                     absent.add(name)
                     # Figures of fewer rounds than the others' would look like theirs.

@@ -18,11 +18,11 @@ PEERS = {"metrale", "pygtrie"} if find_spec("pygtrie") else {"metrale"}
 TIMED = ["lookup_256", "lookup_2048", "lookup_32768", "miss_2048", "insert_2048"]
 
 
-def compare(*arguments: str, status: int = 0) -> str:
+def compare(*arguments: str, status: int = 0, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.compare", "--scale", "small", *arguments],
         cwd=ROOT,
-        env=os.environ | {"COLUMNS": "80"},
+        env=os.environ | {"COLUMNS": "80"} | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -92,6 +92,17 @@ def test_a_missing_peer_is_named_with_its_recipe(tmp_path):
     assert missing["label"] in shown
     assert missing["recipe"]
     assert all(command in shown for command in missing["recipe"])
+
+
+def test_a_peer_that_fails_is_named_and_the_others_are_shown(tmp_path):
+    (tmp_path / "pygtrie.py").write_text("raise ImportError('broken on purpose')")
+    info = tmp_path / "pygtrie-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: pygtrie\nVersion: 0\n")
+    arguments = ["--peers", "pygtrie", "--rounds", "2", "--section", "insert"]
+    shown = compare(*arguments, status=1, PYTHONPATH=str(tmp_path))
+    assert "insert, 2,048 new tokens" in shown
+    assert "pygtrie (pygtrie) was not measured, failed: ImportError: broken on purpose" in shown
 
 
 def test_an_unknown_peer_is_refused():
