@@ -60,6 +60,7 @@ class Operations:
         # For the hot path, which reads attributes of its own and nothing behind them.
         self._block_size = settings.block_size
         self._partial_tail_sharing = settings.partial_tail_sharing
+        self._adopt_blocks = settings.adopt_blocks
         self._strict = int(settings.strict)
         base, multiplier = hash_keys
         powers = np.empty(layout.CHECK_GROUP + 1, np.uint64)
@@ -81,12 +82,18 @@ class Operations:
         self._quotas = quotas
         self._lock = threading.Lock()
 
-    def _reserve(self) -> None:
-        """Take the memory that the settings ask for."""
+    def _add_default_pool(self) -> None:
+        """Have the pool of the default block size, which is never dropped, with the room that the settings ask for."""
         settings = self._settings
+        pool = self._pools.get(settings.block_size) or self._shared.add_pool(settings.block_size)
         if settings.reserve:
-            pool = self._pools.get(settings.block_size) or self._shared.add_pool(settings.block_size)
             pool.reserve(settings.reserve, self._kernels["rehash"])
+        self._pool = pool
+        # For the hot path, which reads attributes of its own and nothing behind them.
+        self._address = pool.address
+        self._lookup_kernel = self._kernels["lookup"]
+        self._release_kernel = self._kernels["release"]
+        self._insert_kernel = self._kernels["insert"]
 
     def _go_live(self) -> None:
         """Take part in the process's counters and forks, from what the counters are now."""
@@ -156,7 +163,7 @@ class Operations:
                 np.concatenate([EMPTY_IDS, *(disks for _, disks in stored)]),
             )
             slots, keys = self._index.clear()
-            self._shared.clear(self._settings.block_size if self._settings.reserve else 0)
+            self._shared.clear(self._pool)
             self._pins.strike(None)
             self._epoch += 1
             return Cleared(blocks, slots, np.array(keys, np.uint64))
@@ -338,7 +345,7 @@ class Operations:
         # The nodes are there, since the pin held them, unless someone released what was not theirs.
         if pool is not None:
             adapter = to_signed(hold.adapter_id)
-            self._kernels["release"](pool.header, hold.tokens, hold.matched_tokens, adapter, 0)
+            self._kernels["release"](pool.address, hold.tokens, hold.matched_tokens, adapter, 0)
 
     # Tenants
 
@@ -634,7 +641,7 @@ class Operations:
         self._adapter_drops = dict(state["adapter_drops"])
         self._pins.restore(state["holds"])
         self._has_disk_ids = state["has_disk_ids"]
-        self._reserve()
+        self._add_default_pool()
         self._go_live()
 
     def save(self, path: str | os.PathLike[str]) -> None:

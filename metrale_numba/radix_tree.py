@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from metrale_numba.arguments import (
     MAX_INT64,
@@ -43,14 +45,20 @@ from metrale_numba.interface import (
 from metrale_numba.kernels import layout
 from metrale_numba.kernels.arrays import PoolArrays
 from metrale_numba.kernels.compile import kernels
+from metrale_numba.kernels.layout import DONE, RECORD, SPILLED, TAIL, WITH_DISKS
 from metrale_numba.operations import NO_ROOM, Operations
 from metrale_numba.settings import as_quotas, resolve
 from metrale_numba.snapshot_index import to_signed, to_unsigned
 
 _UINT32 = np.dtype(np.uint32)
-# Bound once: the hot path looks up as few names as it can.
+# Bound once: the hot path looks up as few names as it can, and none in two steps.
+_ndarray = np.ndarray
+_int = int
 _empty = np.empty
 _new = tuple.__new__
+_CONTIGUOUS = (4,)
+_NO_MATCH = PrefixMatch()
+_TWO_TO_64 = 1 << 64
 _SECRET_BYTES = 32
 _PERSON = b"metrale.check.v1"
 
@@ -64,16 +72,8 @@ def _hash_keys(secret: bytes | None) -> tuple[int, int]:
     return base, int.from_bytes(digest[16:], "little") | 1
 
 
-def _readable(tokens: Tokens) -> Ids:
-    """Give tokens that a kernel refused as an array that it takes, or refuse them in words.
-
-    The look-ups trust an array of uint32 until a kernel refuses its shape, its strides or its being read-only: the
-    kernel looks anyway, and asking beforehand would cost as much as a short walk.
-    """
-    readable = as_tokens(tokens)
-    if readable is tokens:
-        raise AssertionError("a kernel refused an array that is as it must be")
-    return readable
+def _release_too_many(position: int) -> RefcountError:
+    return RefcountError(f"block {position - 1} of tokens is held by no sequence, so there is nothing to release")
 
 
 class RadixTree(Operations, PrefixCache):
@@ -153,7 +153,7 @@ class RadixTree(Operations, PrefixCache):
             reserve=reserve,
         )
         self._set_up(settings, _hash_keys(settings.check_secret), as_quotas(quotas))
-        self._reserve()
+        self._add_default_pool()
         self._go_live()
 
     @classmethod
@@ -226,52 +226,59 @@ class RadixTree(Operations, PrefixCache):
         TypeError, ValueError
             If an argument is not what it should be; nothing has changed then.
         """
+        # The usual call, whose arguments need no more looking at than this.
         if (
-            type(tokens) is not np.ndarray
-            or tokens.dtype is not _UINT32
-            or type(session_hash) is not int
-            or type(adapter_id) is not int
-            or not 0 <= session_hash <= MAX_INT64
-            or not 0 <= adapter_id <= MAX_INT64
-            or record is not True
+            type(tokens) is _ndarray
+            and tokens.dtype is _UINT32
+            and tokens.strides == _CONTIGUOUS
+            and block_size is None
+            and record is True
+            and type(session_hash) is _int
+            and type(adapter_id) is _int
+            and not (session_hash | adapter_id) >> 63
         ):
+            block_size = self._block_size
+            address = self._address
+            flags = RECORD
+        else:
             tokens = as_tokens(tokens)
             block_size = as_block_size(block_size, self._block_size)
             session_hash = to_signed(as_u64(session_hash, "session_hash"))
             adapter_id = to_signed(as_u64(adapter_id, "adapter_id"))
-            record = as_bool(record, "record")
-        elif block_size is None:
-            block_size = self._block_size
-        elif type(block_size) is not int or not 0 < block_size <= MAX_INT64:
-            block_size = as_block_size(block_size, as_tokens(tokens).size)
-        room = tokens.size // block_size
-        if self._partial_tail_sharing and tokens.size % block_size:
+            flags = RECORD if as_bool(record, "record") else 0
+            address = 0
+        size = tokens.size
+        room = size // block_size
+        if self._partial_tail_sharing and size % block_size:
             room += 1
-        blocks = _empty(room, _UINT32)
-        try:
-            with self._lock:
-                disks = _empty(room, _UINT32) if self._has_disk_ids else NO_ROOM
+        with self._lock:
+            if not address:
                 pool = self._pools.get(block_size)
                 if pool is None:
-                    as_tokens(tokens)
-                    self._shared.header[layout.SHARED_MISSES] += int(record)
-                    return PrefixMatch()
-                num_blocks, matched_tokens, any_disk, slot, depth, flags, key, check = self._kernels["lookup"](
-                    pool.header, tokens, blocks, disks, session_hash, adapter_id, int(record)
-                )
-        except TypeError:
-            readable = _readable(tokens)
-            return self.lookup(readable, block_size, to_unsigned(session_hash), to_unsigned(adapter_id), record=record)
+                    self._shared.header[layout.SHARED_MISSES] += flags
+                    return _NO_MATCH
+                address = pool.address
+            if self._has_disk_ids:
+                blocks = _empty(2 * room, _UINT32)
+                flags |= WITH_DISKS
+            else:
+                blocks = _empty(room, _UINT32)
+            num_blocks, matched_tokens, any_disk, slot, depth, entry_flags, key, check = self._lookup_kernel(
+                address, tokens, blocks, session_hash, adapter_id, flags
+            )
         if matched_tokens == 0:
-            return PrefixMatch()
-        if num_blocks != room:
+            return _NO_MATCH
+        disks = EMPTY_IDS
+        if any_disk:
+            disks = blocks[room : room + num_blocks]
+        if num_blocks != blocks.size:
             blocks = blocks[:num_blocks]
-        disks = disks[:num_blocks] if any_disk else EMPTY_IDS
-        if flags < 0:
+        if entry_flags < 0:
             return _new(PrefixMatch, (blocks, disks, matched_tokens, None, 0, None, 0, False, None))
-        is_tail = flags & layout.TAIL != 0
-        check = to_unsigned(check)
-        if flags & layout.SPILLED:
+        is_tail = entry_flags & TAIL != 0
+        if check < 0:
+            check += _TWO_TO_64
+        if entry_flags & SPILLED:
             key = to_unsigned(key)
             return _new(PrefixMatch, (blocks, disks, matched_tokens, None, 0, key, depth, is_tail, check))
         return _new(PrefixMatch, (blocks, disks, matched_tokens, slot, depth, None, 0, is_tail, check))
@@ -308,6 +315,25 @@ class RadixTree(Operations, PrefixCache):
         matched_tokens: int = 0,
         adapter_id: int = 0,
     ) -> InsertAcquired:
+        if (
+            type(tokens) is _ndarray
+            and tokens.dtype is _UINT32
+            and tokens.strides == _CONTIGUOUS
+            and type(block_table) is _ndarray
+            and block_table.dtype is _UINT32
+            and block_table.strides == _CONTIGUOUS
+            and type(disk_block_ids) is tuple
+            and not disk_block_ids
+            and block_size is None
+            and type(matched_tokens) is _int
+            and 0 <= matched_tokens <= tokens.size
+            and type(adapter_id) is _int
+            and not adapter_id >> 63
+            and not self._adopt_blocks
+        ):
+            acquired = self._insert_plainly(tokens, block_table, matched_tokens, adapter_id)
+            if acquired is not None:
+                return acquired
         tokens = as_tokens(tokens)
         block_table = as_block_table(block_table)
         disk_block_ids = as_disk_block_ids(disk_block_ids, block_table)
@@ -321,6 +347,26 @@ class RadixTree(Operations, PrefixCache):
             raise
         with self._lock:
             return self._insert(tokens, block_table, disk_block_ids, block_size, matched_tokens, adapter_id)
+
+    def _insert_plainly(
+        self, tokens: npt.NDArray[Any], block_table: npt.NDArray[Any], matched_tokens: int, adapter: int
+    ) -> InsertAcquired | None:
+        """Insert at the default block size where nothing has to grow and no quota holds; else change nothing."""
+        room = min(tokens.size // self._block_size, block_table.size) + 1
+        blocks = _empty(room, _UINT32)
+        with self._lock:
+            if self._quotas or room == 1:
+                return None
+            status, num_blocks, _, _, suffix_block, suffix_disk = self._insert_kernel(
+                self._address, tokens, block_table, NO_ROOM, blocks, matched_tokens, adapter
+            )
+        if status != DONE:
+            return None
+        if num_blocks != room:
+            blocks = blocks[:num_blocks] if num_blocks else EMPTY_IDS
+        released = EMPTY_IDS if suffix_block == NONE else np.array([suffix_block], np.uint32)
+        released_disks = EMPTY_IDS if suffix_disk == NONE else np.array([suffix_disk], np.uint32)
+        return _new(InsertAcquired, (EMPTY_IDS, blocks, released, released_disks))
 
     def _insert(
         self,
@@ -378,15 +424,16 @@ class RadixTree(Operations, PrefixCache):
         matched_tokens: int,
         adapter: int,
     ) -> InsertAcquired:
-        blocks = np.empty(count + 1, np.uint32)
-        disks = np.empty(count + 1, np.uint32) if disk_block_ids.size else NO_ROOM
-        released = np.empty(count, np.uint32) if self._settings.adopt_blocks else NO_ROOM
+        # Disk ids and released blocks, which never come together, take the second half.
+        room = count + 1
+        halves = 2 if disk_block_ids.size or self._settings.adopt_blocks else 1
+        out = np.empty(halves * room, np.uint32)
         while True:
             # The kernel changes nothing while room is missing.
-            status, number, num_disks, num_released, suffix_block, suffix_disk = self._kernels["insert"](
-                pool.header, tokens, block_table, disk_block_ids, blocks, disks, released, matched_tokens, adapter
+            status, number, num_disks, num_released, suffix_block, suffix_disk = self._insert_kernel(
+                pool.address, tokens, block_table, disk_block_ids, out, matched_tokens, adapter
             )
-            if status == layout.DONE:
+            if status == DONE:
                 break
             if status == layout.BAD_BLOCK:
                 check_block_table(block_table, tokens.size, pool.block_size)
@@ -398,12 +445,12 @@ class RadixTree(Operations, PrefixCache):
                 pool.add_disks()
         if num_disks:
             self._has_disk_ids = True
-        released_blocks = released[:num_released] if num_released else EMPTY_IDS
+        released_blocks = out[room : room + num_released] if num_released else EMPTY_IDS
         if suffix_block != NONE:
             released_blocks = np.append(released_blocks, np.uint32(suffix_block))
         return InsertAcquired(
-            disks[:num_disks] if num_disks else EMPTY_IDS,
-            blocks[:number] if number else EMPTY_IDS,
+            out[room : room + num_disks] if num_disks else EMPTY_IDS,
+            out[:number] if number else EMPTY_IDS,
             released_blocks,
             np.array([suffix_disk], np.uint32) if suffix_disk != NONE else EMPTY_IDS,
         )
@@ -512,40 +559,36 @@ class RadixTree(Operations, PrefixCache):
 
     def release(self, tokens: Tokens, block_size: int | None = None, adapter_id: int = 0) -> None:
         if (
-            type(tokens) is not np.ndarray
-            or tokens.dtype is not _UINT32
-            or type(adapter_id) is not int
-            or not 0 <= adapter_id <= MAX_INT64
+            type(tokens) is _ndarray
+            and tokens.dtype is _UINT32
+            and tokens.strides == _CONTIGUOUS
+            and block_size is None
+            and type(adapter_id) is _int
+            and not adapter_id >> 63
         ):
-            tokens = as_tokens(tokens)
-            block_size = as_block_size(block_size, self._block_size)
-            adapter_id = to_signed(as_u64(adapter_id, "adapter_id"))
-        elif block_size is None:
-            block_size = self._block_size
-        elif type(block_size) is not int or not 0 < block_size <= MAX_INT64:
-            block_size = as_block_size(block_size, as_tokens(tokens).size)
-        try:
-            self._release(tokens, block_size, tokens.size, adapter_id)
-        except TypeError:
-            readable = _readable(tokens)
-            self._release(readable, block_size, readable.size, adapter_id)
+            with self._lock:
+                unheld = self._release_kernel(self._address, tokens, tokens.size, adapter_id, self._strict)
+            if unheld:
+                raise _release_too_many(unheld)
+            return
+        tokens = as_tokens(tokens)
+        block_size = as_block_size(block_size, self._block_size)
+        self._release_prefix(tokens, block_size, tokens.size, to_signed(as_u64(adapter_id, "adapter_id")))
 
     def release_matched(self, tokens: Tokens, block_size: int | None, matched_tokens: int, adapter_id: int = 0) -> None:
         tokens = as_tokens(tokens)
         block_size = as_block_size(block_size, self._block_size)
         matched_tokens = as_matched_tokens(matched_tokens, tokens.size)
-        adapter = to_signed(as_u64(adapter_id, "adapter_id"))
-        self._release(tokens, block_size, matched_tokens, adapter)
+        self._release_prefix(tokens, block_size, matched_tokens, to_signed(as_u64(adapter_id, "adapter_id")))
 
-    def _release(self, tokens: Tokens, block_size: int, num_tokens: int, adapter: int) -> None:
+    def _release_prefix(self, tokens: Ids, block_size: int, num_tokens: int, adapter: int) -> None:
         with self._lock:
             pool = self._pools.get(block_size)
             if pool is None:
-                as_tokens(tokens)
                 return
-            unheld = self._kernels["release"](pool.header, tokens, num_tokens, adapter, self._strict)
+            unheld = self._release_kernel(pool.address, tokens, num_tokens, adapter, self._strict)
         if unheld:
-            raise RefcountError(f"block {unheld - 1} of tokens is held by no sequence, so there is nothing to release")
+            raise _release_too_many(unheld)
 
     def evict(self, num_blocks: int) -> EvictedBlocks:
         num_blocks = as_count(num_blocks, "num_blocks")

@@ -284,10 +284,10 @@ class SharedArrays:
 
     def _enter_pool(self, pool: PoolArrays) -> None:
         """Let kernels find a pool, and the index the one whose nodes bear its marks."""
-        self._addresses[pool.header[POOL_NUMBER]] = address_of(pool.header)
+        self._addresses[pool.header[POOL_NUMBER]] = pool.address
         self.pools[pool.block_size] = pool
         if pool.block_size == self._index[INDEX_GRID]:
-            self._index[INDEX_POOL] = address_of(pool.header)
+            self._index[INDEX_POOL] = pool.address
 
     def drop_pool(self, block_size: int) -> None:
         """Give back the arrays of a pool that has no nodes left."""
@@ -311,33 +311,16 @@ class SharedArrays:
             "addresses": self._addresses,
         }
 
-    def clear(self, kept: int) -> None:
-        """Drop every pool and every candidate; clock, counters and settings stay.
-
-        The pool of the block size `kept`, 0 for none, keeps its arrays, and the heap too then.
-        """
+    def clear(self, kept: PoolArrays) -> None:
+        """Drop every pool but one, which becomes empty, and every candidate; clock, counters and settings stay."""
         header = self.header
         # Nothing is freed before no kernel would go there any more, wherever an interruption falls.
         header[SHARED_HEAP_SIZE] = 0
         for field in (SHARED_NUM_NODES, SHARED_NUM_SUFFIXES, SHARED_NUM_EVICTABLE):
             header[field] = 0
-        if kept in self.pools:
-            for block_size in [block_size for block_size in self.pools if block_size != kept]:
-                self.drop_pool(block_size)
-            self.pools[kept].forget()
-            return
-        self._index[INDEX_POOL] = 0
-        self.pools.clear()
-        header[SHARED_NUM_POOLS] = 0
-        self._addresses[:] = 0
-        self._free_numbers.clear()
-        self.pool_rows = 0
-        try:
-            self.heap_stamps = np.zeros(0, np.int64)
-            self.heap_nodes = np.zeros(0, np.uint64)
-        finally:
-            arrays = {SHARED_HEAP_STAMPS: self.heap_stamps, SHARED_HEAP_NODES: self.heap_nodes}
-            _publish(header, arrays, {SHARED_HEAP_ROWS: min(self.heap_stamps.shape[0], self.heap_nodes.shape[0])})
+        for block_size in [block_size for block_size in self.pools if block_size != kept.block_size]:
+            self.drop_pool(block_size)
+        kept.forget()
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """Copies of the arrays, to what is used of them; those of the pools are apart."""
@@ -399,7 +382,18 @@ class PoolArrays:
     that the blocks of one insert stand next to each other.
     """
 
-    __slots__ = ("disks", "header", "links", "nodes", "shared", "suffix_tokens", "suffixes", "table", "tokens")
+    __slots__ = (
+        "address",
+        "disks",
+        "header",
+        "links",
+        "nodes",
+        "shared",
+        "suffix_tokens",
+        "suffixes",
+        "table",
+        "tokens",
+    )
 
     def __init__(self, shared: SharedArrays, number: int, block_size: int) -> None:
         self.shared = shared
@@ -414,6 +408,8 @@ class PoolArrays:
         self.suffix_tokens: UInt32Array = np.zeros((0, block_size - 1), np.uint32)
         self.header: Int64Array = np.zeros(POOL_FIELDS, np.int64)
         header = self.header
+        # Of the header, by which the hot path names the pool; it stays where it is.
+        self.address = address_of(header)
         header[POOL_SHARED] = address_of(shared.header)
         header[POOL_NUMBER] = number
         header[POOL_BLOCK_SIZE] = block_size
@@ -544,7 +540,7 @@ class PoolArrays:
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every array of this pool by name, its header included."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "shared"}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("shared", "address")}
 
     def stored(self) -> tuple[UInt32Array, UInt32Array]:
         """Every block stored, those of partial suffixes after the others, and every disk id."""

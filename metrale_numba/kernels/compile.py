@@ -27,6 +27,10 @@ _compiled: dict[str, Mapping[str, Callable[..., Any]]] = {}
 CACHE_DIRECTORY_VARIABLES = ("METRALE_CACHE_DIR", "NUMBA_CACHE_DIR")
 # Kernels that make scratch arrays, for which they need Numba's runtime.
 _ALLOCATING = frozenset({"evict_lru", "evict_to_tier", "check_index", "check_pool"})
+# Kernels that are called without a dispatcher, which costs a call 100 to 150 ns to tell the types of the arguments: the
+# class has looked already. Given anything but arrays of the right type, dimension and strides, they would crash.
+_HOT = frozenset({"lookup", "insert", "release", "evict"})
+_dispatchers: list[Any] = []
 # Settings of Numba that change the code it makes but are no part of its cache's key.
 _CODE_FLAGS = ("BOUNDSCHECK", "OPT", "DEBUGINFO_DEFAULT", "CPU_NAME", "CPU_FEATURES", "DISABLE_INTEL_SVML")
 
@@ -61,9 +65,9 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
             "rehash": (tables.rehash, (words, words)),
             "peek": (tree.peek, (header, ids, number)),
             "pin": (tree.pin, (header, ids, ids, number)),
-            "lookup": (tree.lookup, (header, ids, ids, ids, number, number, number)),
-            "insert": (insertion.insert, (header, ids, ids, ids, ids, ids, ids, number, number)),
-            "release": (tree.release, (header, ids, number, number, number)),
+            "lookup": (tree.lookup, (number, ids, ids, number, number, number)),
+            "insert": (insertion.insert, (number, ids, ids, ids, ids, number, number)),
+            "release": (tree.release, (number, ids, number, number, number)),
             "evict": (eviction.evict, (header, number, ids, ids)),
             "register": (snapshots.register, (header, ids, number, number, number, number)),
             "register_tail": (snapshots.register_tail, (header, ids, number, number, number, numbers, numbers)),
@@ -133,6 +137,11 @@ def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) ->
         dispatcher.compile(arguments)
         dispatcher.disable_compile()
         compiled[name] = dispatcher
+        if name in _HOT:
+            # What the dispatcher calls once it has looked at the types. It lives as long as the dispatcher.
+            (overload,) = dispatcher.overloads.values()
+            _dispatchers.append(dispatcher)
+            compiled[name] = overload.entry_point
     return compiled
 
 

@@ -26,6 +26,7 @@ from metrale_numba.kernels.layout import (
     POOL_BLOCK_SIZE,
     POOL_DISK_ROWS,
     POOL_DISKS,
+    POOL_FIELDS,
     POOL_FIRST_ROOT,
     POOL_FREE,
     POOL_LINKS,
@@ -184,8 +185,8 @@ def _add_blocks(
     tokens,
     block_table,
     disk_ids,
-    blocks_out,
-    disks_out,
+    out,
+    half,
     num_blocks,
     num_disks,
     i,
@@ -194,7 +195,7 @@ def _add_blocks(
     matched_tokens,
     block_size,
 ):
-    """Add the nodes of the blocks from number `i` to `count` below `node`; fill the lists of what is stored.
+    """Add the nodes of the blocks from number `i` to `count` below `node`, and list what is stored, as :func:`insert`.
 
     Returns the deepest node and the new lengths of both lists.
     """
@@ -215,12 +216,12 @@ def _add_blocks(
         else:
             nodes[at].count = np.uint32(1)
             evictable += 1
-        blocks_out[num_blocks] = block_table[i]
+        out[num_blocks] = block_table[i]
         num_blocks += 1
         if disks.size > 0:
             disks[node] = disk_ids[i] if disk_ids.size > 0 else np.uint32(NONE)
             if disks[node] != np.uint32(NONE):
-                disks_out[num_disks] = disks[node]
+                out[half + num_disks] = disks[node]
                 num_disks += 1
         i += 1
         waiting += 1
@@ -291,22 +292,25 @@ def count_missing(pool, tokens, num_blocks, adapter):
     return _missing_rows(pool, nodes, chunks, root, tokens, num_blocks)
 
 
-def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_out, matched_tokens, adapter):
+def insert(address, tokens, block_table, disk_ids, out, matched_tokens, adapter):
     """Store the full blocks of `tokens` that `block_table` covers, at least one, then the partial suffix.
 
-    `blocks_out` has room for each of them, `disks_out` too if `disk_ids` is not empty, and `released_out`
-    for as many blocks less the suffix if blocks are adopted. Returns one of
+    What is stored goes to `out`, which has room for a block of each; the first half of it, if there are `disk_ids` or
+    blocks are adopted. The second half is for the disk ids that are stored, or else the blocks that are released.
+    Returns one of
 
     * ``(DONE, blocks, disk ids, released blocks, suffix block, suffix disk id)``: how many stand in each list, and
       what a dropped or replaced suffix held (NONE for nothing), which comes last in its list;
     * ``(SHORT_OF_ROWS, SHORT_OF_SUFFIXES or SHORT_OF_DISKS, how many, 0, 0, 0, 0)``, or
       ``(BAD_BLOCK, position, 0, 0, 0, 0)``: nothing has changed.
     """
+    pool = int64_view(address, POOL_FIELDS)
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
     chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
     links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     block_size = pool[POOL_BLOCK_SIZE]
+    half = np.int64(out.size // 2)
     zero = np.int64(0)
     full = np.int64(tokens.size // block_size)
     count = min(full, np.int64(block_table.size))
@@ -358,14 +362,14 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
                 shared[SHARED_NUM_EVICTABLE] -= np.int64(1) + np.int64(nodes[row].children >> _SUFFIX_SHIFT)
             nodes[row].count += np.uint32(1)
             if adopts and nodes[row].block != block_table[i]:
-                released_out[num_released] = nodes[row].block
+                out[half + num_released] = nodes[row].block
                 num_released += 1
                 nodes[row].block = block_table[i]
-                blocks_out[num_blocks] = block_table[i]
+                out[num_blocks] = block_table[i]
                 num_blocks += 1
         if stores_disks and disk_ids[i] != np.uint32(NONE) and disks[row] == np.uint32(NONE):
             disks[row] = disk_ids[i]
-            disks_out[num_disks] = disk_ids[i]
+            out[half + num_disks] = disk_ids[i]
             num_disks += 1
         node = row
         i += 1
@@ -393,8 +397,8 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
             tokens,
             block_table,
             disk_ids,
-            blocks_out,
-            disks_out,
+            out,
+            half,
             num_blocks,
             num_disks,
             i,
@@ -415,8 +419,8 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
             tokens,
             block_table,
             disk_ids,
-            blocks_out,
-            disks_out,
+            out,
+            half,
             num_blocks,
             num_disks,
             i,
@@ -435,13 +439,13 @@ def insert(pool, tokens, block_table, disk_ids, blocks_out, disks_out, released_
             old_block, old_disk = free_suffix(shared, pool, nodes, links, node)
         _set_suffix(pool, nodes, links, node, tokens, full * block_size, np.uint32(new_block), np.uint32(new_disk))
         if new_block != old_block:
-            blocks_out[num_blocks] = np.uint32(new_block)
+            out[num_blocks] = np.uint32(new_block)
             num_blocks += 1
             if old_block != NONE:
                 dropped_block = old_block
         if new_disk != old_disk:
             if new_disk != NONE:
-                disks_out[num_disks] = np.uint32(new_disk)
+                out[half + num_disks] = np.uint32(new_disk)
                 num_disks += 1
             if old_disk != NONE:
                 dropped_disk = old_disk

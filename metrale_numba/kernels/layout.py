@@ -114,10 +114,11 @@ EMPTY_SLOT = 0xFFFF_FFFF_FFFF_FFFF
     POOL_SUFFIX_USED,
     POOL_SUFFIX_FREE,
     POOL_NUM_SUFFIXES,
+    POOL_LAST_ROOT,  # the row that was a root when one was last searched for
     POOL_SEARCHED,  # of the walk under way: the last block that was searched for by hash, or -2
     POOL_AHEAD,  # the block up to which hashes were made ahead
     POOL_HASHES,  # LOOK_AHEAD of them, by block modulo that
-) = range(26)
+) = range(27)
 LOOK_AHEAD = 8
 """Blocks of a scattered path whose cache misses overlap."""
 POOL_FIELDS = POOL_HASHES + LOOK_AHEAD
@@ -197,6 +198,10 @@ DEPTH_CLASSES = 4096
 """Depths are filtered modulo this: 16 KB of counts, 512 bytes of bits, whatever the number of entries."""
 CHECK_GROUP = 16
 """Tokens that the check hash takes in one step."""
+
+# What a look-up is told: to count itself, and that disk ids may be stored.
+RECORD = 1
+WITH_DISKS = 2
 
 # What insert answers before the numbers: done, a row, a suffix or disk ids short, or a block id that may not be stored.
 DONE = 0

@@ -18,6 +18,7 @@ from metrale_numba.kernels.layout import (
     POOL_BLOCK_SIZE,
     POOL_DISK_ROWS,
     POOL_DISKS,
+    POOL_FIELDS,
     POOL_LINKS,
     POOL_NODES,
     POOL_ROWS,
@@ -25,6 +26,8 @@ from metrale_numba.kernels.layout import (
     POOL_SUFFIX_ROWS,
     POOL_SUFFIXES,
     POOL_TOKENS,
+    POOL_USED,
+    RECORD,
     SHARED_CLOCK,
     SHARED_FIELDS,
     SHARED_HIT_TOKENS,
@@ -34,6 +37,7 @@ from metrale_numba.kernels.layout import (
     SHARED_NUM_EVICTABLE,
     SHARED_OVER_RELEASES,
     SHARED_PARTIAL_TAILS,
+    WITH_DISKS,
 )
 from metrale_numba.kernels.memory import int64_view, link_view, node_view, suffix_view, uint32_view
 from metrale_numba.kernels.snapshots import begin_lookup, deepest_by_depths, deepest_by_marks, use_entry
@@ -44,10 +48,12 @@ from metrale_numba.kernels.walk import (
     find_root,
     find_tail,
     has_tail,
+    same_chunk,
     to_front,
 )
 
 _SUFFIX_SHIFT = np.uint32(31)
+_ONE = np.uint64(1)
 
 
 @register_jitable(forceinline=True)
@@ -56,6 +62,71 @@ def _disk_of(pool, row):
     if pool[POOL_DISK_ROWS] == 0:
         return np.uint32(NONE)
     return uint32_view(pool[POOL_DISKS], pool[POOL_DISK_ROWS])[row]
+
+
+# A function of its own, and not part of the loop that calls it, so that all it needs stays in registers.
+@register_jitable(forceinline=False)
+def _hold_run(pool, tokens, blocks_out, node, matched, full, stamp):
+    """Reference and stamp the nodes in the rows right after `node`, as long as they are the next visible ones.
+
+    Begins with the block `matched` and ends before the block `full`, for blocks of the common size. Returns the number
+    of blocks matched in all, the last node, how many blocks became held, and the deepest node with a mark (-1 if
+    none) and how deep it is.
+    """
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * COMMON_BLOCK_SIZE)
+    at = np.uint64(node) + _ONE
+    block = np.uint64(matched)
+    stop = block + min(np.uint64(full) - block, np.uint64(pool[POOL_USED]) - at)
+    taken = np.uint64(0)
+    marked = np.int64(-1)
+    level = np.int64(0)
+    while block < stop:
+        if nodes[at].parent != np.uint32(at - _ONE) or not same_chunk(chunks, at, tokens, block):
+            break
+        count = nodes[at].count
+        if count == np.uint32(0):
+            break
+        is_idle = np.uint64(count == np.uint32(1))
+        taken += is_idle
+        nodes[at].count = count + np.uint32(1)
+        nodes[at].stamp = stamp
+        blocks_out[block] = nodes[at].block
+        block += _ONE
+        if nodes[at].children > np.uint32(CHILDREN):
+            taken += is_idle & np.uint64(nodes[at].children >> _SUFFIX_SHIFT)
+            if nodes[at].children & np.uint32(HAS_SNAPSHOTS) != np.uint32(0):
+                marked = np.int64(at)
+                level = np.int64(block)
+        at += _ONE
+    return np.int64(block), np.int64(at - _ONE), np.int64(taken), marked, level
+
+
+@register_jitable(forceinline=False)
+def _release_run(pool, tokens, node, block, full):
+    """Take a reference from the nodes in the rows right after `node`, as long as they are the next and are held.
+
+    Begins with the block `block` and ends before the block `full`, for blocks of the common size. Returns the number
+    of blocks done in all, the last node, and how many blocks became idle.
+    """
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * COMMON_BLOCK_SIZE)
+    at = np.uint64(node) + _ONE
+    done = np.uint64(block)
+    stop = done + min(np.uint64(full) - done, np.uint64(pool[POOL_USED]) - at)
+    freed = np.uint64(0)
+    while done < stop:
+        if nodes[at].parent != np.uint32(at - _ONE) or not same_chunk(chunks, at, tokens, done):
+            break
+        count = nodes[at].count
+        if count < np.uint32(2):
+            break
+        becomes_idle = np.uint64(count == np.uint32(2))
+        freed += becomes_idle + (becomes_idle & np.uint64(nodes[at].children >> _SUFFIX_SHIFT))
+        nodes[at].count = count - np.uint32(1)
+        done += _ONE
+        at += _ONE
+    return np.int64(done), np.int64(at - _ONE), np.int64(freed)
 
 
 @register_jitable(forceinline=True)
@@ -76,6 +147,16 @@ def _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, block_size):
     matched = np.int64(0)
     taken = np.int64(0)
     while matched < full:
+        if block_size == COMMON_BLOCK_SIZE and not ordered:
+            matched, node, newly_held, last_marked, its_level = _hold_run(
+                pool, tokens, blocks_out, node, matched, full, stamp
+            )
+            taken += newly_held
+            if last_marked >= 0:
+                marked = last_marked
+                level = its_level
+            if matched == full:
+                break
         row = find_child(pool, nodes, chunks, node, tokens, matched, block_size)
         if row < 0:
             break
@@ -170,18 +251,23 @@ def pin(pool, tokens, blocks_out, adapter):
     return matched_tokens
 
 
-def lookup(pool, tokens, blocks_out, disks_out, session, adapter, record):
-    """Match, reference, stamp and, if `record` is not 0, count; then ask the snapshot index.
+def lookup(address, tokens, out, session, adapter, flags):
+    """Match, reference, stamp and, with RECORD among the flags, count; then ask the snapshot index.
 
-    `blocks_out` has room for every block of `tokens`, a partial one included where tails are shared;
-    `disks_out` is as long, or empty if no disk id was ever stored. Returns the number of blocks and of
-    tokens matched, whether a disk id was among them, and five numbers of the snapshot (see
+    The blocks go to `out`, which has room for every block of `tokens`, a partial one included where tails are shared;
+    with WITH_DISKS among the flags twice the room, and disk ids go to the second half. Returns the number of blocks
+    and of tokens matched, whether a disk id was among them, and five numbers of the snapshot (see
     :func:`snapshots.use_entry`).
     """
+    # An array costs a call five times what a number does, so the pool comes as its address.
+    pool = int64_view(address, POOL_FIELDS)
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
     chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
     block_size = pool[POOL_BLOCK_SIZE]
+    record = flags & RECORD
+    with_disks = flags & WITH_DISKS != 0
+    room = np.int64(out.size // 2)
     root = find_root(pool, nodes, adapter)
     num_blocks = np.int64(0)
     matched_tokens = np.int64(0)
@@ -191,7 +277,7 @@ def lookup(pool, tokens, blocks_out, disks_out, session, adapter, record):
     marked = root
     level = np.int64(0)
     if root >= 0:
-        num_blocks, node, marked, level = _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out)
+        num_blocks, node, marked, level = _hold_prefix(pool, nodes, chunks, tokens, root, out)
         matched_tokens = num_blocks * block_size
         if has_tail(pool, tokens, num_blocks):
             child, suffix = find_tail(pool, nodes, chunks, node, tokens, matched_tokens)
@@ -205,11 +291,9 @@ def lookup(pool, tokens, blocks_out, disks_out, session, adapter, record):
                 suffixes = suffix_view(pool[POOL_SUFFIXES], pool[POOL_SUFFIX_ROWS])
                 tail_block = suffixes[suffix].block
                 tail_disk = suffixes[suffix].disk
-            if disks_out.size > 0 and tail_disk != np.uint32(NONE):
-                any_disk = np.int64(1)
-                disks_out[num_blocks] = tail_disk
-            elif disks_out.size > 0 and matched_tokens > num_blocks * block_size:
-                disks_out[num_blocks] = np.uint32(NONE)
+            if with_disks and matched_tokens > num_blocks * block_size:
+                out[room + num_blocks] = tail_disk
+                any_disk = np.int64(tail_disk != np.uint32(NONE))
     if matched_tokens == 0:
         shared[SHARED_MISSES] += record
         nothing = np.int64(-1)
@@ -224,18 +308,19 @@ def lookup(pool, tokens, blocks_out, disks_out, session, adapter, record):
         entry = deepest_by_depths(index, nodes, block_size, node, num_blocks, tokens, matched_tokens, session)
     elif nodes[marked].children & np.uint32(HAS_SNAPSHOTS) != np.uint32(0):
         entry = deepest_by_marks(index, nodes, block_size, marked, level, tokens, matched_tokens, session)
-    if disks_out.size > 0:
+    if with_disks:
         row = node
         for i in range(num_blocks - 1, -1, -1):
-            disks_out[i] = _disk_of(pool, row)
-            if disks_out[i] != np.uint32(NONE):
+            disk = _disk_of(pool, row)
+            out[room + i] = disk
+            if disk != np.uint32(NONE):
                 any_disk = np.int64(1)
             row = np.int64(nodes[row].parent)
-    slot, depth, flags, key, check = use_entry(index, entry, matched_tokens, record)
+    slot, depth, entry_flags, key, check = use_entry(index, entry, matched_tokens, record)
     if matched_tokens > num_blocks * block_size:
-        blocks_out[num_blocks] = tail_block
+        out[num_blocks] = tail_block
         num_blocks += 1
-    return num_blocks, matched_tokens, any_disk, slot, depth, flags, key, check
+    return num_blocks, matched_tokens, any_disk, slot, depth, entry_flags, key, check
 
 
 @register_jitable(forceinline=True)
@@ -253,29 +338,6 @@ def _first_unheld(pool, nodes, chunks, tokens, num_tokens, root):
     return np.int64(0)
 
 
-def release(pool, tokens, num_tokens, adapter, strict):
-    """Take one reference from each node along the full blocks of ``tokens[:num_tokens]``, visible or not.
-
-    Stops at the first block that has no node. A count of 0 stays 0; a count that was at most the cache's own is
-    counted as an over-release or, if `strict` is not 0, nothing changes and the position of its block, from 1,
-    is returned. Otherwise returns 0.
-    """
-    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
-    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
-    node = find_root(pool, nodes, adapter)
-    if node < 0:
-        return np.int64(0)
-    if strict != 0:
-        position = _first_unheld(pool, nodes, chunks, tokens, num_tokens, node)
-        if position > 0:
-            return position
-    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
-        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, np.int64(COMMON_BLOCK_SIZE))
-    else:
-        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, pool[POOL_BLOCK_SIZE])
-    return np.int64(0)
-
-
 @register_jitable(forceinline=True)
 def _release_blocks(pool, nodes, chunks, tokens, num_tokens, root, block_size):
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
@@ -286,6 +348,11 @@ def _release_blocks(pool, nodes, chunks, tokens, num_tokens, root, block_size):
     freed = np.int64(0)
     block = np.int64(0)
     while block < full:
+        if block_size == COMMON_BLOCK_SIZE:
+            block, node, newly_idle = _release_run(pool, tokens, node, block, full)
+            freed += newly_idle
+            if block == full:
+                break
         row = find_child(pool, nodes, chunks, node, tokens, block, block_size)
         if row < 0:
             break
@@ -304,6 +371,30 @@ def _release_blocks(pool, nodes, chunks, tokens, num_tokens, root, block_size):
     if block > 0 and nodes[node].children & np.uint32(CHILDREN) == np.uint32(0):
         update_candidate(shared, pool, nodes, link_view(pool[POOL_LINKS], pool[POOL_ROWS]), node)
     shared[SHARED_OVER_RELEASES] += over
+
+
+def release(address, tokens, num_tokens, adapter, strict):
+    """Take one reference from each node along the full blocks of ``tokens[:num_tokens]``, visible or not.
+
+    Stops at the first block that has no node. A count of 0 stays 0; a count that was at most the cache's own is
+    counted as an over-release or, if `strict` is not 0, nothing changes and the position of its block, from 1,
+    is returned. Otherwise returns 0.
+    """
+    pool = int64_view(address, POOL_FIELDS)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
+    node = find_root(pool, nodes, adapter)
+    if node < 0:
+        return np.int64(0)
+    if strict != 0:
+        position = _first_unheld(pool, nodes, chunks, tokens, num_tokens, node)
+        if position > 0:
+            return position
+    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
+        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, np.int64(COMMON_BLOCK_SIZE))
+    else:
+        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, pool[POOL_BLOCK_SIZE])
+    return np.int64(0)
 
 
 def guard(pool, tokens, num_blocks, adapter, is_on):

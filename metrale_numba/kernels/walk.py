@@ -19,6 +19,7 @@ from metrale_numba.kernels.layout import (
     POOL_AHEAD,
     POOL_BLOCK_SIZE,
     POOL_HASHES,
+    POOL_LAST_ROOT,
     POOL_LINKS,
     POOL_ROWS,
     POOL_SEARCHED,
@@ -65,6 +66,16 @@ def _same_tokens(left, left_start, right, right_start, length):
             return False
         done = stop
     return True
+
+
+@register_jitable(forceinline=True)
+def same_chunk(chunks, row, tokens, block):
+    """Whether the chunk of a row is a block of tokens; both numbers are uint64, and blocks of the common size."""
+    size = np.uint64(COMMON_BLOCK_SIZE)
+    # Of no use but to be checked in a build with bounds checks.
+    _ = chunks[row * size + size - np.uint64(1)]
+    _ = tokens[block * size + size - np.uint64(1)]
+    return same_16(chunks, row * size, tokens, block * size)
 
 
 @register_jitable(forceinline=True)
@@ -158,6 +169,9 @@ def _look_ahead(pool, nodes, chunks, parent, tokens, block):
 @register_jitable
 def find_root(pool, nodes, adapter):
     """The root of an adapter's forest, or -1."""
+    row = pool[POOL_LAST_ROOT]
+    if row < pool[POOL_USED] and nodes[row].parent == np.uint32(ROOT) and nodes[row].stamp == adapter:
+        return row
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
     hash32 = table_hash(first_check(np.uint64(adapter), powers), np.uint64(shared[SHARED_MULTIPLIER]))
@@ -167,6 +181,7 @@ def find_root(pool, nodes, adapter):
         if table[slot] >> _HALF_WORD == hash32:
             row = row_of(table[slot])
             if nodes[row].parent == np.uint32(ROOT) and nodes[row].stamp == adapter:
+                pool[POOL_LAST_ROOT] = row
                 return row
         slot = next_slot(slot, table.size)
     return np.int64(-1)
