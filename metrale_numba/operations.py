@@ -63,7 +63,7 @@ class Operations:
         self._adopt_blocks = settings.adopt_blocks
         self._strict = int(settings.strict)
         base, multiplier = hash_keys
-        powers = np.empty(layout.CHECK_GROUP + 1, np.uint64)
+        powers = np.empty(layout.NUM_POWERS, np.uint64)
         self._kernels["fill_powers"](np.uint64(base), powers)
         self._index = SnapshotIndex(settings, powers, multiplier, self._kernels)
         self._shared = SharedArrays(

@@ -214,7 +214,7 @@ class SharedArrays:
 
     Parameters
     ----------
-    powers : array of uint64, shape (CHECK_GROUP + 1,)
+    powers : array of uint64, shape (NUM_POWERS,)
         Powers of the secret base of the check hash.
     multiplier : int
         Secret odd number below 2**64 that places hashes in tables.

@@ -12,7 +12,6 @@ from numba.extending import register_jitable
 
 from metrale_numba.kernels.hashing import advance_check, advance_key, first_check, first_key, table_hash
 from metrale_numba.kernels.layout import (
-    CHECK_GROUP,
     DEPTH_CLASSES,
     EMPTY_SLOT,
     HAS_SNAPSHOTS,
@@ -38,6 +37,7 @@ from metrale_numba.kernels.layout import (
     INDEX_SIZE,
     INDEX_TABLE_SIZE,
     NONE,
+    NUM_POWERS,
     POOL_FIELDS,
     POOL_NODES,
     POOL_ROWS,
@@ -296,7 +296,7 @@ def write_entry(index, tokens, adapter, slot, session, flags):
     whether the entry is new, whether the earlier one was spilled and so leaves bytes behind, and the key.
     """
     adapter_bits = np.uint64(adapter)
-    powers = uint64_view(index[INDEX_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(index[INDEX_POWERS], NUM_POWERS)
     depth = np.int64(tokens.size)
     grid = index[INDEX_GRID]
     offset = depth % grid if grid > 0 else np.int64(0)

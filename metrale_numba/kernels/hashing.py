@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from metrale_numba.kernels.layout import CHECK_GROUP
-from metrale_numba.kernels.memory import multiply_add, multiply_high
+from metrale_numba.kernels.layout import CHECK_GROUP, NUM_POWERS
+from metrale_numba.kernels.memory import dot_16, multiply_add, multiply_high
 
 FNV_BASIS = np.uint64(0xCBF29CE484222325)
 FNV_PRIME = np.uint64(0x100000001B3)
@@ -75,12 +75,10 @@ def _append(check, power, high, low):
 @register_jitable(forceinline=True)
 def advance_group(check, tokens, start, powers):
     """Check hash of a prefix with `check`, lengthened by the CHECK_GROUP tokens from `start` on, a uint64."""
-    high = np.uint64(0)
-    low = np.uint64(0)
-    for i in range(CHECK_GROUP):
-        at = np.uint64(i)
-        token = np.uint64(tokens[start + at])
-        high, low = multiply_add(high, low, token, powers[np.uint64(CHECK_GROUP - 1) - at])
+    # Of no use but to be checked in a build with bounds checks.
+    _ = tokens[start + np.uint64(CHECK_GROUP - 1)]
+    _ = powers[np.uint64(NUM_POWERS - 1)]
+    high, low = dot_16(tokens, start, powers, np.uint64(CHECK_GROUP + 1))
     return _append(check, powers[np.uint64(CHECK_GROUP)], high, low)
 
 
@@ -112,10 +110,12 @@ def first_check(adapter, powers):
 
 
 def fill_powers(base, powers):
-    """Write base**0, base**1 and so on, modulo the prime, into `powers`."""
+    """Write the powers of the base, modulo the prime: see NUM_POWERS."""
     power = np.uint64(1)
-    for i in range(powers.size):
+    for i in range(CHECK_GROUP + 1):
         powers[i] = power
+        if i < CHECK_GROUP:
+            powers[NUM_POWERS - 1 - i] = power
         power = _multiply(power, base)
 
 

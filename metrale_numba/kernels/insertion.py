@@ -11,10 +11,9 @@ from numba.extending import register_jitable
 
 from metrale_numba.kernels.candidates import update_candidate
 from metrale_numba.kernels.entries import is_floor
-from metrale_numba.kernels.hashing import advance_check, first_check, table_hash
+from metrale_numba.kernels.hashing import advance_check, advance_group, first_check, table_hash
 from metrale_numba.kernels.layout import (
     BAD_BLOCK,
-    CHECK_GROUP,
     CHILDREN,
     DONE,
     HAS_SNAPSHOTS,
@@ -23,6 +22,7 @@ from metrale_numba.kernels.layout import (
     INDEX_GRID,
     INDEX_NUM_FLOORS,
     NONE,
+    NUM_POWERS,
     POOL_BLOCK_SIZE,
     POOL_DISK_ROWS,
     POOL_DISKS,
@@ -76,6 +76,7 @@ from metrale_numba.kernels.tables import add_row, home_slot
 from metrale_numba.kernels.walk import COMMON_BLOCK_SIZE, begin_walk, find_child, find_root, to_front
 
 _SUFFIX_SHIFT = np.uint32(31)
+_ONE = np.uint64(1)
 # New nodes that wait for their slots of the table to arrive in the cache: half of what a first-level cache holds.
 _WAITING = 128
 
@@ -96,7 +97,7 @@ def _take_row(pool, nodes):
 @register_jitable
 def _add_root(pool, nodes, links, adapter):
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
-    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
     row = _take_row(pool, nodes)
     nodes[row].stamp = adapter
     nodes[row].state = first_check(np.uint64(adapter), powers)
@@ -121,11 +122,10 @@ def _add_root(pool, nodes, links, adapter):
 
 
 @register_jitable(forceinline=True)
-def _add_child(pool, nodes, links, chunks, powers, table, multiplier, parent, tokens, start, block_size):
+def _add_child(pool, nodes, links, chunks, powers, parent, tokens, start, block_size):
     """Make the node of the block of tokens from `start` on, as the newest child of `parent`.
 
-    Its stamp, count and block are the caller's to write, and it is not in the table yet, but its slot is on its way
-    into the cache.
+    Its stamp, count and block are the caller's to write, and it is not in the table yet.
     """
     row = _take_row(pool, nodes)
     at = np.uint64(row)
@@ -141,7 +141,6 @@ def _add_child(pool, nodes, links, chunks, powers, table, multiplier, parent, to
             chunks[begin + i] = tokens[start + i]
     # Hashed as stored: should another thread write to the caller's array meanwhile, node and hash still agree.
     state = advance_check(nodes[above].state, chunks, begin, begin + block_size, powers)
-    prefetch(table, np.uint64(home_slot(table_hash(state, multiplier), table.size)))
     first = links[above].first_child
     nodes[at].state = state
     nodes[at].parent = np.uint32(parent)
@@ -173,6 +172,71 @@ def _enter_rows(shared, pool, nodes, table, multiplier, row, count):
         row = np.int64(nodes[at].parent)
 
 
+# A function of its own, and not part of the loop that calls it, so that all it needs stays in registers.
+@register_jitable(forceinline=False)
+def _add_run(pool, tokens, block_table, out, parent, block, stop, stamp, num_out):
+    """Make the nodes of the blocks from `block` to `stop` below `parent`, a node that has no child yet.
+
+    For blocks of the common size, held by a sequence, and a pool without disk ids. Lists their ids in `out` from
+    `num_out` on. They are not in the table yet, but their slots are on their way into the cache. Returns the last node.
+    """
+    shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * COMMON_BLOCK_SIZE)
+    powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
+    table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
+    multiplier = np.uint64(shared[SHARED_MULTIPLIER])
+    size = np.uint64(COMMON_BLOCK_SIZE)
+    above = np.uint64(parent)
+    state = nodes[above].state
+    root = links[above].root
+    free = pool[POOL_FREE]
+    used = pool[POOL_USED]
+    num_free = pool[POOL_NUM_FREE]
+    at = np.uint64(block)
+    end = np.uint64(stop)
+    listed = np.uint64(num_out)
+    while at < end:
+        row = np.uint64(used)
+        if free < 0:
+            used += 1
+        else:
+            row = np.uint64(free)
+            following = nodes[row].block
+            free = np.int64(-1) if following == np.uint32(NONE) else np.int64(following)
+            num_free -= 1
+        # Of no use but to be checked in a build with bounds checks.
+        _ = chunks[row * size + size - _ONE]
+        _ = tokens[at * size + size - _ONE]
+        copy_16(chunks, row * size, tokens, at * size)
+        # Hashed as stored: should another thread write to the caller's array meanwhile, node and hash still agree.
+        state = advance_group(state, chunks, row * size, powers)
+        prefetch(table, np.uint64(home_slot(table_hash(state, multiplier), table.size)))
+        nodes[row].stamp = stamp
+        nodes[row].state = state
+        nodes[row].parent = np.uint32(above)
+        nodes[row].block = block_table[at]
+        nodes[row].count = np.uint32(2)
+        nodes[row].children = np.uint32(0)
+        links[row].first_child = np.uint32(NONE)
+        links[row].next_sibling = np.uint32(NONE)
+        links[row].previous_sibling = np.uint32(NONE)
+        links[row].root = root
+        links[row].suffix = np.uint32(NONE)
+        links[row].place = np.uint32(NONE)
+        nodes[above].children += np.uint32(1)
+        links[above].first_child = np.uint32(row)
+        out[listed] = block_table[at]
+        above = row
+        at += _ONE
+        listed += _ONE
+    pool[POOL_FREE] = free
+    pool[POOL_USED] = used
+    pool[POOL_NUM_FREE] = num_free
+    return np.int64(above)
+
+
 @register_jitable(forceinline=True)
 def _add_blocks(
     shared,
@@ -199,15 +263,22 @@ def _add_blocks(
 
     Returns the deepest node and the new lengths of both lists.
     """
-    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     multiplier = np.uint64(shared[SHARED_MULTIPLIER])
     evictable = np.int64(0)
-    waiting = np.int64(0)
     while i < count:
-        node = _add_child(
-            pool, nodes, links, chunks, powers, table, multiplier, node, tokens, i * block_size, block_size
+        begun = i * block_size >= matched_tokens and nodes[np.uint64(node)].children & np.uint32(CHILDREN) == np.uint32(
+            0
         )
+        if begun and block_size == COMMON_BLOCK_SIZE and disks.size == 0:
+            stop = min(count, i + _WAITING)
+            node = _add_run(pool, tokens, block_table, out, node, i, stop, stamp, num_blocks)
+            _enter_rows(shared, pool, nodes, table, multiplier, node, stop - i)
+            num_blocks += stop - i
+            i = stop
+            continue
+        node = _add_child(pool, nodes, links, chunks, powers, node, tokens, i * block_size, block_size)
         at = np.uint64(node)
         nodes[at].stamp = stamp
         nodes[at].block = block_table[i]
@@ -224,10 +295,7 @@ def _add_blocks(
                 out[half + num_disks] = disks[node]
                 num_disks += 1
         i += 1
-        waiting += 1
-        if waiting == _WAITING or i == count:
-            _enter_rows(shared, pool, nodes, table, multiplier, node, waiting)
-            waiting = np.int64(0)
+        _enter_rows(shared, pool, nodes, table, multiplier, node, np.int64(1))
     shared[SHARED_NUM_EVICTABLE] += evictable
     return node, num_blocks, num_disks
 

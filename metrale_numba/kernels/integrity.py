@@ -12,7 +12,6 @@ from numba.extending import register_jitable
 from metrale_numba.kernels.entries import TAIL_OR_SIBLING, find_key, is_floor
 from metrale_numba.kernels.hashing import advance_check, first_check, table_hash
 from metrale_numba.kernels.layout import (
-    CHECK_GROUP,
     CHILDREN,
     DEPTH_CLASSES,
     EMPTY_SLOT,
@@ -39,6 +38,7 @@ from metrale_numba.kernels.layout import (
     INDEX_SIZE,
     INDEX_TABLE_SIZE,
     NONE,
+    NUM_POWERS,
     POOL_BLOCK_SIZE,
     POOL_FIELDS,
     POOL_FIRST_ROOT,
@@ -206,7 +206,7 @@ def _check_reachable(pool, nodes, links):
 def _check_hashes(pool, nodes, chunks, table, row):
     """Check hash and mark of a live row, its place in the table, and that no sibling in its cluster is its twin."""
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
-    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
     block_size = pool[POOL_BLOCK_SIZE]
     if nodes[row].parent == np.uint32(ROOT):
         state = first_check(np.uint64(nodes[row].stamp), powers)

@@ -198,6 +198,8 @@ DEPTH_CLASSES = 4096
 """Depths are filtered modulo this: 16 KB of counts, 512 bytes of bits, whatever the number of entries."""
 CHECK_GROUP = 16
 """Tokens that the check hash takes in one step."""
+NUM_POWERS = 2 * CHECK_GROUP + 1
+"""Powers of its base that are kept: 0 to CHECK_GROUP, then those of a step in the order of its tokens."""
 
 # What a look-up is told: to count itself, and that disk ids may be stored.
 RECORD = 1

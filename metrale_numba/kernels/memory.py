@@ -88,6 +88,48 @@ def multiply_add(_typing_context, _high, _low, _left, _right):
 
 
 @intrinsic
+def dot_16(_typing_context, _tokens, _start, _powers, _powers_start):
+    """Sum of 16 products of a uint32 with a uint64, as the high and the low uint64 of 128 bits.
+
+    Products of halves in vectors take half the time of 16 products of words. Nothing checks the bounds.
+    """
+    signature = types.UniTuple(types.uint64, 2)(
+        types.Array(types.uint32, 1, "C"), types.uint64, types.Array(types.uint64, 1, "C"), types.uint64
+    )
+    word, wide = ir.IntType(64), ir.IntType(128)
+    words = ir.VectorType(word, 16)
+
+    def loaded(context, builder, kind, value, start, bits):
+        view = context.make_array(kind)(context, builder, value)
+        vector = ir.VectorType(ir.IntType(bits), 16).as_pointer()
+        return builder.load(builder.bitcast(builder.gep(view.data, [start]), vector), align=bits // 8)
+
+    def codegen(context, builder, signature, args):
+        tokens = builder.zext(loaded(context, builder, signature.args[0], args[0], args[1], 32), words)
+        powers = loaded(context, builder, signature.args[2], args[2], args[3], 64)
+        mask = ir.Constant(words, [word(0xFFFF_FFFF)] * 16)
+        half = ir.Constant(words, [word(32)] * 16)
+        low = builder.mul(tokens, builder.and_(powers, mask))
+        high = builder.mul(tokens, builder.lshr(powers, half))
+        # By weight: 2**0, 2**32 and 2**64. Sixteen numbers of 33 bits are no more than one of 37.
+        sums = [
+            builder.and_(low, mask),
+            builder.add(builder.lshr(low, half), builder.and_(high, mask)),
+            builder.lshr(high, half),
+        ]
+        kind = ir.FunctionType(word, [words])
+        reduce = cgutils.get_or_insert_function(builder.module, kind, "llvm.vector.reduce.add.v16i64")
+        total = wide(0)
+        for weight, numbers in enumerate(sums):
+            number = builder.zext(builder.call(reduce, [numbers]), wide)
+            total = builder.add(total, builder.shl(number, wide(32 * weight)))
+        parts = [builder.trunc(builder.lshr(total, wide(64)), word), builder.trunc(total, word)]
+        return context.make_tuple(builder, signature.return_type, parts)
+
+    return signature, codegen
+
+
+@intrinsic
 def same_16(_typing_context, _left, _left_start, _right, _right_start):
     """Whether two runs of 16 uint32 are equal, as one comparison of 64 bytes.
 

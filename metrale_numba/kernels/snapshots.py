@@ -23,7 +23,6 @@ from metrale_numba.kernels.entries import (
 )
 from metrale_numba.kernels.hashing import advance_check
 from metrale_numba.kernels.layout import (
-    CHECK_GROUP,
     DEPTH_CLASSES,
     HAS_SNAPSHOTS,
     INDEX_CLOCK,
@@ -39,6 +38,7 @@ from metrale_numba.kernels.layout import (
     INDEX_RESIDENTS,
     INDEX_ROWS,
     INDEX_SIZE,
+    NUM_POWERS,
     SPILLED,
     STAT_ANCHOR_DEPTH_SUM,
     STAT_EVICTIONS,
@@ -145,7 +145,7 @@ def deepest_by_marks(index, nodes, block_size, row, level, tokens, matched_token
     No node deeper on the matched path bears a mark. Nodes keep the check hash at their ends, so only the tokens from
     there to an offset that the node's floor names are hashed.
     """
-    powers = uint64_view(index[INDEX_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(index[INDEX_POWERS], NUM_POWERS)
     hermetic = index[INDEX_HERMETIC] != 0
     while True:
         if nodes[row].children & np.uint32(HAS_SNAPSHOTS) != np.uint32(0):
@@ -177,7 +177,7 @@ def deepest_by_depths(index, nodes, block_size, node, level, tokens, matched_tok
     if index[INDEX_SIZE] == 0:
         return np.int64(-1)
     bits = uint64_view(index[INDEX_DEPTH_BITS], DEPTH_CLASSES // WORD_BITS)
-    powers = uint64_view(index[INDEX_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(index[INDEX_POWERS], NUM_POWERS)
     hermetic = index[INDEX_HERMETIC] != 0
     top = matched_tokens
     while top >= 0:

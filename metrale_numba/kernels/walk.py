@@ -11,11 +11,11 @@ from numba.extending import register_jitable
 
 from metrale_numba.kernels.hashing import advance_check, first_check, table_hash
 from metrale_numba.kernels.layout import (
-    CHECK_GROUP,
     CHILDREN,
     EMPTY_SLOT,
     LOOK_AHEAD,
     NONE,
+    NUM_POWERS,
     POOL_AHEAD,
     POOL_BLOCK_SIZE,
     POOL_HASHES,
@@ -115,7 +115,7 @@ def _search_child(pool, nodes, chunks, parent, tokens, block):
     if block < pool[POOL_AHEAD]:
         hash32 = np.uint64(pool[POOL_HASHES + block % LOOK_AHEAD])
     else:
-        powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+        powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
         start = block * block_size
         state = advance_check(nodes[parent].state, tokens, start, start + block_size, powers)
         hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
@@ -141,7 +141,7 @@ def _look_ahead(pool, nodes, chunks, parent, tokens, block):
     """
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     block_size = pool[POOL_BLOCK_SIZE]
-    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     state = nodes[parent].state
     stop = min(block + LOOK_AHEAD, tokens.size // block_size)
@@ -173,7 +173,7 @@ def find_root(pool, nodes, adapter):
     if row < pool[POOL_USED] and nodes[row].parent == np.uint32(ROOT) and nodes[row].stamp == adapter:
         return row
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
-    powers = uint64_view(shared[SHARED_POWERS], CHECK_GROUP + 1)
+    powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
     hash32 = table_hash(first_check(np.uint64(adapter), powers), np.uint64(shared[SHARED_MULTIPLIER]))
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     slot = home_slot(hash32, table.size)
