@@ -94,6 +94,7 @@ class Operations:
         self._lookup_kernel = self._kernels["lookup"]
         self._release_kernel = self._kernels["release"]
         self._insert_kernel = self._kernels["insert"]
+        self._evict_kernel = self._kernels["evict"]
 
     def _go_live(self) -> None:
         """Take part in the process's counters and forks, from what the counters are now."""

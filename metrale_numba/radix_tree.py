@@ -10,10 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from metrale_numba.arguments import (
     MAX_INT64,
@@ -59,6 +57,8 @@ _new = tuple.__new__
 _CONTIGUOUS = (4,)
 _NO_MATCH = PrefixMatch()
 _TWO_TO_64 = 1 << 64
+# Up to here it takes longer to ask how many blocks there are than to make room for all that are asked for.
+_SMALL_ROOM = 8192
 _SECRET_BYTES = 32
 _PERSON = b"metrale.check.v1"
 
@@ -326,14 +326,29 @@ class RadixTree(Operations, PrefixCache):
             and not disk_block_ids
             and block_size is None
             and type(matched_tokens) is _int
-            and 0 <= matched_tokens <= tokens.size
             and type(adapter_id) is _int
             and not adapter_id >> 63
             and not self._adopt_blocks
         ):
-            acquired = self._insert_plainly(tokens, block_table, matched_tokens, adapter_id)
-            if acquired is not None:
-                return acquired
+            size = tokens.size
+            room = block_table.size
+            full = size // self._block_size
+            if room > full:
+                room = full + 1 if size % self._block_size else full
+            if full and room and 0 <= matched_tokens <= size:
+                blocks = _empty(room, _UINT32)
+                with self._lock:
+                    # Where nothing has to grow and no quota holds; else nothing changes here.
+                    if not self._quotas:
+                        status, num_blocks, _, _, suffix_block, suffix_disk = self._insert_kernel(
+                            self._address, tokens, block_table, NO_ROOM, blocks, matched_tokens, adapter_id
+                        )
+                        if status == DONE:
+                            if num_blocks != room:
+                                blocks = blocks[:num_blocks] if num_blocks else EMPTY_IDS
+                            released = EMPTY_IDS if suffix_block == NONE else np.array([suffix_block], np.uint32)
+                            released_disks = EMPTY_IDS if suffix_disk == NONE else np.array([suffix_disk], np.uint32)
+                            return _new(InsertAcquired, (EMPTY_IDS, blocks, released, released_disks))
         tokens = as_tokens(tokens)
         block_table = as_block_table(block_table)
         disk_block_ids = as_disk_block_ids(disk_block_ids, block_table)
@@ -347,26 +362,6 @@ class RadixTree(Operations, PrefixCache):
             raise
         with self._lock:
             return self._insert(tokens, block_table, disk_block_ids, block_size, matched_tokens, adapter_id)
-
-    def _insert_plainly(
-        self, tokens: npt.NDArray[Any], block_table: npt.NDArray[Any], matched_tokens: int, adapter: int
-    ) -> InsertAcquired | None:
-        """Insert at the default block size where nothing has to grow and no quota holds; else change nothing."""
-        room = min(tokens.size // self._block_size, block_table.size) + 1
-        blocks = _empty(room, _UINT32)
-        with self._lock:
-            if self._quotas or room == 1:
-                return None
-            status, num_blocks, _, _, suffix_block, suffix_disk = self._insert_kernel(
-                self._address, tokens, block_table, NO_ROOM, blocks, matched_tokens, adapter
-            )
-        if status != DONE:
-            return None
-        if num_blocks != room:
-            blocks = blocks[:num_blocks] if num_blocks else EMPTY_IDS
-        released = EMPTY_IDS if suffix_block == NONE else np.array([suffix_block], np.uint32)
-        released_disks = EMPTY_IDS if suffix_disk == NONE else np.array([suffix_disk], np.uint32)
-        return _new(InsertAcquired, (EMPTY_IDS, blocks, released, released_disks))
 
     def _insert(
         self,
@@ -595,13 +590,15 @@ class RadixTree(Operations, PrefixCache):
         with self._lock:
             if self._pins:
                 self._end_expired_pins()
-            header = self._shared.header
-            stored = int(header[layout.SHARED_NUM_NODES] + header[layout.SHARED_NUM_SUFFIXES])
+            room = num_blocks
+            if room > _SMALL_ROOM:
+                header = self._shared.header
+                room = min(room, int(header[layout.SHARED_NUM_NODES] + header[layout.SHARED_NUM_SUFFIXES]))
             # One more than asked: the last leaf's partial suffix goes with it.
-            room = min(num_blocks, stored) + 1
+            room += 1
             blocks = np.empty(room, np.uint32)
             disks = np.empty(room, np.uint32) if self._has_disk_ids else NO_ROOM
-            num_out, num_disks, num_emptied = self._kernels["evict"](header, num_blocks, blocks, disks)
+            num_out, num_disks, num_emptied = self._evict_kernel(self._shared.address, num_blocks, blocks, disks)
             if num_emptied:
                 for pool in list(self._pools.values()):
                     self._drop_pool_if_spare(pool)

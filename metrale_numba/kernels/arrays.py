@@ -228,6 +228,7 @@ class SharedArrays:
         "_addresses",
         "_free_numbers",
         "_index",
+        "address",
         "header",
         "heap_nodes",
         "heap_stamps",
@@ -256,6 +257,7 @@ class SharedArrays:
         self._addresses: Int64Array = np.zeros(1, np.int64)
         self._free_numbers: list[int] = []
         header = self.header
+        self.address = address_of(header)
         header[SHARED_POWERS] = address_of(powers)
         header[SHARED_MULTIPLIER] = np.uint64(multiplier).astype(np.int64)
         header[SHARED_PARTIAL_TAILS] = partial_tail_sharing
@@ -410,7 +412,7 @@ class PoolArrays:
         header = self.header
         # Of the header, by which the hot path names the pool; it stays where it is.
         self.address = address_of(header)
-        header[POOL_SHARED] = address_of(shared.header)
+        header[POOL_SHARED] = shared.address
         header[POOL_NUMBER] = number
         header[POOL_BLOCK_SIZE] = block_size
         header[POOL_FREE] = -1

@@ -68,7 +68,7 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
             "lookup": (tree.lookup, (number, ids, ids, number, number, number)),
             "insert": (insertion.insert, (number, ids, ids, ids, ids, number, number)),
             "release": (tree.release, (number, ids, number, number, number)),
-            "evict": (eviction.evict, (header, number, ids, ids)),
+            "evict": (eviction.evict, (number, number, ids, ids)),
             "register": (snapshots.register, (header, ids, number, number, number, number)),
             "register_tail": (snapshots.register_tail, (header, ids, number, number, number, numbers, numbers)),
             "evict_lru": (snapshots.evict_lru, (header, real)),

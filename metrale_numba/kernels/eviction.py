@@ -47,12 +47,13 @@ def _prefetch_node(pools, member):
     prefetch(link_view(pool[POOL_LINKS], pool[POOL_ROWS]), row)
 
 
-def evict(shared, num_blocks, blocks_out, disks_out):
+def evict(address, num_blocks, blocks_out, disks_out):
     """Remove the oldest candidates until `num_blocks` blocks are out or none is left.
 
     `blocks_out` has room for one block more than asked; `disks_out` has as much, or none if no disk id was
     ever stored. Returns the numbers of blocks and disk ids, and how many pools became empty.
     """
+    shared = int64_view(address, SHARED_FIELDS)
     num_out = np.int64(0)
     num_disks = np.int64(0)
     num_empty = np.int64(0)

@@ -77,6 +77,7 @@ from metrale_numba.kernels.walk import COMMON_BLOCK_SIZE, begin_walk, find_child
 
 _SUFFIX_SHIFT = np.uint32(31)
 _ONE = np.uint64(1)
+_AHEAD = np.uint64(12)
 # New nodes that wait for their slots of the table to arrive in the cache: half of what a first-level cache holds.
 _WAITING = 128
 
@@ -206,6 +207,10 @@ def _add_run(pool, tokens, block_table, out, parent, block, stop, stamp, num_out
             following = nodes[row].block
             free = np.int64(-1) if following == np.uint32(NONE) else np.int64(following)
             num_free -= 1
+        prefetch(tokens, (at + _AHEAD) * size)
+        prefetch(chunks, (row + _AHEAD) * size)
+        prefetch(nodes, row + _AHEAD)
+        prefetch(links, row + _AHEAD)
         # Of no use but to be checked in a build with bounds checks.
         _ = chunks[row * size + size - _ONE]
         _ = tokens[at * size + size - _ONE]
