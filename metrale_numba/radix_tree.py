@@ -43,7 +43,7 @@ from metrale_numba.interface import (
 from metrale_numba.kernels import layout
 from metrale_numba.kernels.arrays import PoolArrays
 from metrale_numba.kernels.compile import kernels
-from metrale_numba.kernels.layout import DONE, RECORD, SPILLED, TAIL, WITH_DISKS
+from metrale_numba.kernels.layout import DONE, RECORD, REFUSED, SPILLED, TAIL, WITH_DISKS
 from metrale_numba.operations import NO_ROOM, Operations
 from metrale_numba.settings import as_quotas, resolve
 from metrale_numba.snapshot_index import to_signed, to_unsigned
@@ -54,7 +54,6 @@ _ndarray = np.ndarray
 _int = int
 _empty = np.empty
 _new = tuple.__new__
-_CONTIGUOUS = (4,)
 _NO_MATCH = PrefixMatch()
 _TWO_TO_64 = 1 << 64
 # Up to here it takes longer to ask how many blocks there are than to make room for all that are asked for.
@@ -230,7 +229,7 @@ class RadixTree(Operations, PrefixCache):
         if (
             type(tokens) is _ndarray
             and tokens.dtype is _UINT32
-            and tokens.strides == _CONTIGUOUS
+            and tokens.ndim == 1
             and block_size is None
             and record is True
             and type(session_hash) is _int
@@ -266,7 +265,10 @@ class RadixTree(Operations, PrefixCache):
             num_blocks, matched_tokens, any_disk, slot, depth, entry_flags, key, check = self._lookup_kernel(
                 address, tokens, blocks, session_hash, adapter_id, flags
             )
-        if matched_tokens == 0:
+        if matched_tokens <= 0:
+            if matched_tokens == REFUSED:
+                readable = as_tokens(tokens)
+                return self.lookup(readable, session_hash=session_hash, adapter_id=adapter_id)
             return _NO_MATCH
         disks = EMPTY_IDS
         if any_disk:
@@ -318,10 +320,10 @@ class RadixTree(Operations, PrefixCache):
         if (
             type(tokens) is _ndarray
             and tokens.dtype is _UINT32
-            and tokens.strides == _CONTIGUOUS
+            and tokens.ndim == 1
             and type(block_table) is _ndarray
             and block_table.dtype is _UINT32
-            and block_table.strides == _CONTIGUOUS
+            and block_table.ndim == 1
             and type(disk_block_ids) is tuple
             and not disk_block_ids
             and block_size is None
@@ -556,16 +558,17 @@ class RadixTree(Operations, PrefixCache):
         if (
             type(tokens) is _ndarray
             and tokens.dtype is _UINT32
-            and tokens.strides == _CONTIGUOUS
+            and tokens.ndim == 1
             and block_size is None
             and type(adapter_id) is _int
             and not adapter_id >> 63
         ):
             with self._lock:
                 unheld = self._release_kernel(self._address, tokens, tokens.size, adapter_id, self._strict)
-            if unheld:
+            if not unheld:
+                return
+            if unheld != REFUSED:
                 raise _release_too_many(unheld)
-            return
         tokens = as_tokens(tokens)
         block_size = as_block_size(block_size, self._block_size)
         self._release_prefix(tokens, block_size, tokens.size, to_signed(as_u64(adapter_id, "adapter_id")))

@@ -73,7 +73,7 @@ class Metrale(Peer):
         matched_tokens = match.matched_tokens
         if matched_tokens == prompt.size:
             cache.release(tokens=prompt, adapter_id=_ADAPTER)
-        else:
+        elif matched_tokens:
             cache.release_matched(tokens=prompt, block_size=None, matched_tokens=matched_tokens, adapter_id=_ADAPTER)
         return matched_tokens
 
@@ -87,7 +87,7 @@ class Metrale(Peer):
 
     def evict(self, num_blocks: int) -> int:
         """Evict exactly so many, if they are there."""
-        return len(self._cache.evict(num_blocks))
+        return self._cache.evict(num_blocks=num_blocks).physical.size
 
     def look_up(self, request: Request) -> PrefixMatch:
         """Look the whole sequence up."""

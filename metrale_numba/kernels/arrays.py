@@ -165,8 +165,8 @@ _GROWTH = 1.25
 
 
 def table_size(rows: int) -> int:
-    """Slots for `rows` entries at a load of at most three quarters, never full."""
-    return rows + rows // 3 + 4
+    """Slots for `rows` entries at a load of at most a half: a fuller table makes searches and removals long."""
+    return 2 * rows + 4
 
 
 def _rows_for(blocks: int) -> int:

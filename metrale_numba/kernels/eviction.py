@@ -31,11 +31,14 @@ from metrale_numba.kernels.layout import (
     SHARED_POOLS,
 )
 from metrale_numba.kernels.memory import int64_view, link_view, node_view, prefetch, uint64_view
-from metrale_numba.kernels.removal import prefetch_neighbours, remove_leaf
+from metrale_numba.kernels.removal import prefetch_neighbours, prefetch_slot, remove_leaf
 from metrale_numba.kernels.walk import find_root
 
 _HALF_WORD = np.uint64(32)
 _LOW_HALF = np.uint64(0xFFFF_FFFF)
+# How many rows before its turn a node is asked for while a sequence drains, and then its slot of the table.
+_FAR = 16
+_NEAR = 8
 
 
 @register_jitable(forceinline=True)
@@ -72,6 +75,11 @@ def evict(address, num_blocks, blocks_out, disks_out):
         if shared[SHARED_HEAP_SIZE] > 0:
             _prefetch_node(pools, heap[0])
         while True:
+            # Blocks that were inserted together stand in consecutive rows: these are the ancestors, most often.
+            if row >= _FAR:
+                prefetch(nodes, np.uint64(row - _FAR))
+                prefetch(links, np.uint64(row - _FAR))
+                prefetch_slot(shared, pool, nodes, row - _NEAR)
             num_out, num_disks, row = remove_leaf(
                 shared, pool, nodes, links, row, blocks_out, num_out, disks_out, num_disks
             )

@@ -46,6 +46,7 @@ from metrale_numba.kernels.layout import (
     POOL_TABLE_SIZE,
     POOL_TOKENS,
     POOL_USED,
+    REFUSED,
     ROOT,
     SHARED_ADOPT_BLOCKS,
     SHARED_CLOCK,
@@ -64,6 +65,7 @@ from metrale_numba.kernels.layout import (
 from metrale_numba.kernels.memory import (
     copy_16,
     int64_view,
+    is_contiguous,
     link_view,
     node_view,
     prefetch,
@@ -374,6 +376,7 @@ def insert(address, tokens, block_table, disk_ids, out, matched_tokens, adapter)
 
     * ``(DONE, blocks, disk ids, released blocks, suffix block, suffix disk id)``: how many stand in each list, and
       what a dropped or replaced suffix held (NONE for nothing), which comes last in its list;
+    * ``(REFUSED, 0, 0, 0, 0, 0)``: `tokens` or `block_table` are no whole array;
     * ``(SHORT_OF_ROWS, SHORT_OF_SUFFIXES or SHORT_OF_DISKS, how many, 0, 0, 0, 0)``, or
       ``(BAD_BLOCK, position, 0, 0, 0, 0)``: nothing has changed.
     """
@@ -385,6 +388,8 @@ def insert(address, tokens, block_table, disk_ids, out, matched_tokens, adapter)
     block_size = pool[POOL_BLOCK_SIZE]
     half = np.int64(out.size // 2)
     zero = np.int64(0)
+    if not (is_contiguous(tokens) and is_contiguous(block_table)):
+        return np.int64(REFUSED), zero, zero, zero, zero, zero
     full = np.int64(tokens.size // block_size)
     count = min(full, np.int64(block_table.size))
     has_suffix = tokens.size % block_size > 0 and block_table.size > full

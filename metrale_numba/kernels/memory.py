@@ -11,10 +11,12 @@ from typing import Any
 from llvmlite import ir
 from numba import from_dtype, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 from numba.np.arrayobj import populate_array
 
 from metrale_numba.kernels import layout
+
+_ID_BYTES = 4
 
 
 def _view_of(element: Any) -> Any:
@@ -55,6 +57,12 @@ link_view = _view_of(from_dtype(layout.LINK))
 suffix_view = _view_of(from_dtype(layout.SUFFIX))
 entry_view = _view_of(from_dtype(layout.ENTRY))
 floor_view = _view_of(from_dtype(layout.FLOOR))
+
+
+@register_jitable(forceinline=True)
+def is_contiguous(ids):
+    """Whether an array of uint32 is what its type says: a kernel that is called without a dispatcher gets any."""
+    return ids.strides[0] == _ID_BYTES or ids.size <= 1
 
 
 @intrinsic

@@ -54,11 +54,17 @@ def free_suffix(shared, pool, nodes, links, row):
 
 
 @register_jitable(forceinline=True)
-def prefetch_neighbours(shared, pool, nodes, links, row):
-    """Ask for what the removal of a node will write to: its slot of the table, its siblings and its parent."""
+def prefetch_slot(shared, pool, nodes, row):
+    """Ask for a node's slot of the table."""
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     hash32 = table_hash(nodes[row].state, np.uint64(shared[SHARED_MULTIPLIER]))
     prefetch(table, np.uint64(home_slot(hash32, table.size)))
+
+
+@register_jitable(forceinline=True)
+def prefetch_neighbours(shared, pool, nodes, links, row):
+    """Ask for what the removal of a node will write to: its slot of the table, its siblings and its parent."""
+    prefetch_slot(shared, pool, nodes, row)
     # One that is NONE asks for a line that does not exist, which does nothing.
     prefetch(links, np.uint64(links[row].previous_sibling))
     prefetch(links, np.uint64(links[row].next_sibling))

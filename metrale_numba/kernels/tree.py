@@ -28,6 +28,7 @@ from metrale_numba.kernels.layout import (
     POOL_TOKENS,
     POOL_USED,
     RECORD,
+    REFUSED,
     SHARED_CLOCK,
     SHARED_FIELDS,
     SHARED_HIT_TOKENS,
@@ -39,7 +40,15 @@ from metrale_numba.kernels.layout import (
     SHARED_PARTIAL_TAILS,
     WITH_DISKS,
 )
-from metrale_numba.kernels.memory import int64_view, link_view, node_view, suffix_view, uint32_view
+from metrale_numba.kernels.memory import (
+    int64_view,
+    is_contiguous,
+    link_view,
+    node_view,
+    prefetch,
+    suffix_view,
+    uint32_view,
+)
 from metrale_numba.kernels.snapshots import begin_lookup, deepest_by_depths, deepest_by_marks, use_entry
 from metrale_numba.kernels.walk import (
     COMMON_BLOCK_SIZE,
@@ -54,6 +63,8 @@ from metrale_numba.kernels.walk import (
 
 _SUFFIX_SHIFT = np.uint32(31)
 _ONE = np.uint64(1)
+# How many rows before their turn nodes and chunks are asked for.
+_AHEAD = np.uint64(16)
 
 
 @register_jitable(forceinline=True)
@@ -82,6 +93,8 @@ def _hold_run(pool, tokens, blocks_out, node, matched, full, stamp):
     marked = np.int64(-1)
     level = np.int64(0)
     while block < stop:
+        prefetch(chunks, (at + _AHEAD) * np.uint64(COMMON_BLOCK_SIZE))
+        prefetch(nodes, at + _AHEAD)
         if nodes[at].parent != np.uint32(at - _ONE) or not same_chunk(chunks, at, tokens, block):
             break
         count = nodes[at].count
@@ -257,10 +270,13 @@ def lookup(address, tokens, out, session, adapter, flags):
     The blocks go to `out`, which has room for every block of `tokens`, a partial one included where tails are shared;
     with WITH_DISKS among the flags twice the room, and disk ids go to the second half. Returns the number of blocks
     and of tokens matched, whether a disk id was among them, and five numbers of the snapshot (see
-    :func:`snapshots.use_entry`).
+    :func:`snapshots.use_entry`); or REFUSED, if `tokens` are no whole array.
     """
     # An array costs a call five times what a number does, so the pool comes as its address.
     pool = int64_view(address, POOL_FIELDS)
+    if not is_contiguous(tokens):
+        refused = np.int64(REFUSED)
+        return refused, refused, refused, refused, refused, refused, refused, refused
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
     chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
@@ -378,9 +394,11 @@ def release(address, tokens, num_tokens, adapter, strict):
 
     Stops at the first block that has no node. A count of 0 stays 0; a count that was at most the cache's own is
     counted as an over-release or, if `strict` is not 0, nothing changes and the position of its block, from 1,
-    is returned. Otherwise returns 0.
+    is returned. Otherwise returns 0; or REFUSED, if `tokens` are no whole array.
     """
     pool = int64_view(address, POOL_FIELDS)
+    if not is_contiguous(tokens):
+        return np.int64(REFUSED)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
     chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])
     node = find_root(pool, nodes, adapter)
