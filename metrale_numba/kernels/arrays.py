@@ -98,6 +98,7 @@ from metrale_numba.kernels.layout import (
     SHARED_POWERS,
     SUFFIX,
 )
+from metrale_numba.kernels.pages import Pages
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
@@ -162,6 +163,8 @@ _INDEX_ARRAYS = {
 
 _FIRST_TOKENS = 1024
 _GROWTH = 1.25
+# A step of growth is no larger than this, 8 MB for blocks of 16 tokens, so that no call waits long for memory.
+_MOST_MORE_ROWS = 65_536
 
 
 def table_size(rows: int) -> int:
@@ -207,6 +210,11 @@ def _write(header: Int64Array, arrays: Mapping[int, npt.NDArray[np.generic]], si
 def address_of(array: npt.NDArray[np.generic]) -> int:
     """Address of the first element; asked for when an array moves, never for each call."""
     return int(array.ctypes.data)
+
+
+def _pool_pages(rows: int, block_size: int) -> dict[str, Pages]:
+    """Pages for the arrays of a pool that a walk reads."""
+    return {"nodes": Pages(NODE, rows), "links": Pages(LINK, rows), "tokens": Pages(np.uint32, rows, block_size)}
 
 
 class SharedArrays:
@@ -385,6 +393,7 @@ class PoolArrays:
     """
 
     __slots__ = (
+        "_pages",
         "address",
         "disks",
         "header",
@@ -396,12 +405,14 @@ class PoolArrays:
         "table",
         "tokens",
     )
+    nodes: npt.NDArray[Any]
+    links: npt.NDArray[Any]
+    tokens: UInt32Array
 
     def __init__(self, shared: SharedArrays, number: int, block_size: int) -> None:
         self.shared = shared
-        self.nodes = np.zeros(0, NODE)
-        self.links = np.zeros(0, LINK)
-        self.tokens: UInt32Array = np.zeros((0, block_size), np.uint32)
+        self._pages = _pool_pages(0, block_size)
+        self._view_pages()
         # Most caches never see a disk id, and pay nothing for them.
         self.disks: UInt32Array = np.zeros(0, np.uint32)
         self.table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
@@ -433,8 +444,8 @@ class PoolArrays:
 
     def grow(self, missing: int, rehash: Rehash) -> None:
         """Make room for `missing` more rows than are free now."""
-        rows = self.rows + missing
-        self._grow_to(max(rows, int(self.rows * _GROWTH), min(_FIRST_TOKENS // self.block_size, 64)), rehash)
+        more = max(int(self.rows * (_GROWTH - 1)), min(_FIRST_TOKENS // self.block_size, 64))
+        self._grow_to(self.rows + max(missing, min(more, _MOST_MORE_ROWS)), rehash)
 
     def reserve(self, blocks: int, rehash: Rehash) -> None:
         """Make room for so many blocks in all, and for the roots of some adapters."""
@@ -443,22 +454,32 @@ class PoolArrays:
             self._grow_to(rows, rehash)
 
     def _grow_to(self, rows: int, rehash: Rehash) -> None:
-        table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
-        old_table = self.table
         capacity = self.rows
+        table = self.table
+        if table.shape[0] < table_size(rows):
+            # Entering every row anew takes time for all of them, so it is not done at each step.
+            table = np.full(table_size(max(rows, int(capacity * _GROWTH))), EMPTY_SLOT, np.uint64)
         try:
-            for array in (self.nodes, self.links, self.tokens):
-                _resize(array, rows)
+            for name, pages in self._pages.items():
+                setattr(self, name, None)
+                pages.grow(rows)
             if self.header[POOL_DISK_ROWS]:
                 self._resize_disks(rows)
             self.shared.grow_heap(rows - capacity)
             # Counted before it is used: counted twice after an interruption, it only makes the heap too large.
             self.shared.pool_rows += rows - capacity
-            rehash(old_table, table)
-            self.table = table
+            if table is not self.table:
+                rehash(self.table, table)
+                self.table = table
             capacity = rows
         finally:
+            self._view_pages()
             self._publish_rows(capacity)
+
+    def _view_pages(self) -> None:
+        """Have the arrays as they are in their pages now."""
+        for name, pages in self._pages.items():
+            setattr(self, name, pages.array())
 
     def add_disks(self) -> None:
         """Make room for the disk ids of all rows, when the first is to be stored."""
@@ -492,11 +513,9 @@ class PoolArrays:
         num_rows = kernels["number_rows"](header, new_rows)
         rows = max(num_rows, _rows_for(reserve) if reserve else 0)
         suffix_rows = int(header[POOL_NUM_SUFFIXES])
-        # Zeros that are written: memory that is reserved is there from now on.
+        moved_pages = _pool_pages(rows, self.block_size)
         moved: dict[str, npt.NDArray[Any]] = {
-            "nodes": np.full(rows, 0, NODE),
-            "links": np.full(rows, 0, LINK),
-            "tokens": np.full((rows, self.block_size), 0, np.uint32),
+            **{name: pages.array() for name, pages in moved_pages.items()},
             "disks": np.full(rows if header[POOL_DISK_ROWS] else 0, NONE, np.uint32),
             "table": np.full(table_size(rows), EMPTY_SLOT, np.uint64),
             "suffixes": np.full(suffix_rows, 0, SUFFIX),
@@ -515,6 +534,7 @@ class PoolArrays:
         finally:
             # Whatever interrupts here: the header names these arrays or the earlier ones, and those must be kept.
             if header[POOL_NODES] == addresses[0]:
+                self._pages = moved_pages
                 for name, array in moved.items():
                     setattr(self, name, array)
         if more < 0:
@@ -542,7 +562,7 @@ class PoolArrays:
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every array of this pool by name, its header included."""
-        return {name: getattr(self, name) for name in self.__slots__ if name not in ("shared", "address")}
+        return {name: getattr(self, name) for name in self.__slots__ if name not in ("shared", "address", "_pages")}
 
     def stored(self) -> tuple[UInt32Array, UInt32Array]:
         """Every block stored, those of partial suffixes after the others, and every disk id."""
@@ -576,10 +596,14 @@ class PoolArrays:
         header = self.header
         for field in _POOL_KEPT:
             header[field] = state["header"][field]
+        self._pages = _pool_pages(state["nodes"].shape[0], self.block_size)
+        self._view_pages()
         for name, field in _POOL_ARRAYS.items():
-            array = state[name].copy()
-            setattr(self, name, array)
-            header[field] = address_of(array)
+            if name in self._pages:
+                getattr(self, name)[...] = state[name]
+            else:
+                setattr(self, name, state[name].copy())
+            header[field] = address_of(getattr(self, name))
         header[POOL_ROWS] = header[POOL_USED] = self.nodes.shape[0]
         header[POOL_DISK_ROWS] = self.disks.shape[0]
         header[POOL_TABLE_SIZE] = self.table.shape[0]
