@@ -290,6 +290,7 @@ def _check_index(index: Arrays) -> None:
     for name in _INDEX_TABLES:
         rows = floors.size if name == "floor_table" else entries.size
         table = index[name]
-        _require(table.shape == index["keys"].shape and table.ndim == 1 and _table_rows(table, rows), what)
+        is_as_large = name == "floor_table" or table.shape == index["keys"].shape
+        _require(is_as_large and table.ndim == 1 and _table_rows(table, rows), what)
     _require(index["depth_counts"].shape == (layout.DEPTH_CLASSES,), what)
     _require(index["depth_bits"].shape == (layout.DEPTH_CLASSES // 64,), what)

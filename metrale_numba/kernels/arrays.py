@@ -25,6 +25,7 @@ from metrale_numba.kernels.layout import (
     INDEX_EVICTIONS_SINCE_LOOKUP,
     INDEX_FIELDS,
     INDEX_FLOOR_TABLE,
+    INDEX_FLOOR_TABLE_SIZE,
     INDEX_FLOORS,
     INDEX_FLOORS_FREE,
     INDEX_FLOORS_USED,
@@ -170,6 +171,12 @@ _MOST_MORE_ROWS = 65_536
 def table_size(rows: int) -> int:
     """Slots for `rows` entries at a load of at most a half: a fuller table makes searches and removals long."""
     return 2 * rows + 4
+
+
+def _index_table(name: str, rows: int) -> UInt64Array:
+    """An empty table of the snapshot index; that of the floors has room to tell at once what is none."""
+    size = table_size(rows)
+    return np.full(4 * size if name == "floor_table" else size, EMPTY_SLOT, np.uint64)
 
 
 def _rows_for(blocks: int) -> int:
@@ -661,10 +668,11 @@ class IndexArrays:
         self.header: Int64Array = np.zeros(INDEX_FIELDS, np.int64)
         header = self.header
         for name, field in _INDEX_TABLES.items():
-            table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
+            table = _index_table(name, 0)
             setattr(self, name, table)
             header[field] = address_of(table)
-        header[INDEX_TABLE_SIZE] = table_size(0)
+        header[INDEX_TABLE_SIZE] = self.keys.shape[0]
+        header[INDEX_FLOOR_TABLE_SIZE] = self.floor_table.shape[0]
         header[INDEX_FLOORS_FREE] = -1
         header[INDEX_GRID] = block_size if block_size <= LARGEST_GRID else 0
         header[INDEX_DEPTH_COUNTS] = address_of(self.depth_counts)
@@ -688,7 +696,7 @@ class IndexArrays:
                 _resize(array, rows)
             grown: dict[str, UInt64Array] = {}
             for name, old_table in old_tables.items():
-                grown[name] = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
+                grown[name] = _index_table(name, rows)
                 rehash(old_table, grown[name])
             tables = grown
             capacity = rows
@@ -696,8 +704,7 @@ class IndexArrays:
             for name, table in tables.items():
                 setattr(self, name, table)
             arrays = {field: getattr(self, name) for name, field in _INDEX_ARRAYS.items()}
-            sizes = {INDEX_TABLE_SIZE: tables["keys"].shape[0], INDEX_ROWS: capacity}
-            _publish(self.header, arrays, sizes)
+            _publish(self.header, arrays, {**self._table_sizes(), INDEX_ROWS: capacity})
 
     def compact(self, rehash: Rehash) -> None:
         """Give back the room beyond the entries that there are."""
@@ -710,9 +717,8 @@ class IndexArrays:
             "floors": self.floors[:rows].copy(),
         }
         for name in _INDEX_TABLES:
-            table: UInt64Array = np.full(table_size(rows), EMPTY_SLOT, np.uint64)
-            rehash(getattr(self, name), table)
-            arrays[name] = table
+            arrays[name] = _index_table(name, rows)
+            rehash(getattr(self, name), arrays[name])
         # From here on no kernel uses more than this of the arrays, the earlier ones or these.
         header[INDEX_ROWS] = rows
         self._take(arrays)
@@ -726,7 +732,10 @@ class IndexArrays:
             for name, array in arrays.items():
                 setattr(self, name, array)
             fields = {_INDEX_ARRAYS[name]: array for name, array in arrays.items()}
-            _publish(self.header, fields, {INDEX_TABLE_SIZE: self.keys.shape[0]})
+            _publish(self.header, fields, self._table_sizes())
+
+    def _table_sizes(self) -> dict[int, int]:
+        return {INDEX_TABLE_SIZE: self.keys.shape[0], INDEX_FLOOR_TABLE_SIZE: self.floor_table.shape[0]}
 
     def clear(self) -> None:
         """Remove every entry; clock, counters and settings stay, the lease ends."""
@@ -767,7 +776,8 @@ class IndexArrays:
             setattr(self, name, array)
             header[field] = address_of(array)
         header[INDEX_ROWS] = rows
-        header[INDEX_TABLE_SIZE] = self.keys.shape[0]
+        for field, size in self._table_sizes().items():
+            header[field] = size
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every array of the index by name, its header included."""

@@ -21,6 +21,7 @@ from metrale_numba.kernels.layout import (
     INDEX_DEPTH_COUNTS,
     INDEX_ENTRIES,
     INDEX_FLOOR_TABLE,
+    INDEX_FLOOR_TABLE_SIZE,
     INDEX_FLOORS,
     INDEX_FLOORS_FREE,
     INDEX_FLOORS_USED,
@@ -116,7 +117,7 @@ def find_of_session(index, session):
 
 @register_jitable
 def _find_floor(index, hash32, state):
-    table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_TABLE_SIZE])
+    table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_FLOOR_TABLE_SIZE])
     floors = floor_view(index[INDEX_FLOORS], index[INDEX_ROWS])
     slot = home_slot(hash32, table.size)
     while table[slot] != _EMPTY:
@@ -131,8 +132,8 @@ def _find_floor(index, hash32, state):
 @register_jitable(forceinline=True)
 def is_floor(index, hash32, state):
     """Whether a node with a check hash, and the hash32 of it, is the floor of an entry."""
-    # Most nodes are not, and a free home slot tells.
-    table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_TABLE_SIZE])
+    # Most nodes are not, and in a table with so much room the home slot tells, most often.
+    table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_FLOOR_TABLE_SIZE])
     if table[home_slot(hash32, table.size)] == _EMPTY:
         return False
     return _find_floor(index, hash32, state) >= 0
@@ -185,7 +186,7 @@ def _enter_floor(index, entries, row, state, offset):
         floors[floor].state = state
         floors[floor].offsets = np.uint64(0)
         floors[floor].count = np.uint32(0)
-        add_row(uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_TABLE_SIZE]), hash32, floor)
+        add_row(uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_FLOOR_TABLE_SIZE]), hash32, floor)
         _mark_node(index, hash32, state, True)
     floors[floor].offsets |= _ONE << np.uint64(offset)
     floors[floor].count += np.uint32(1)
@@ -204,7 +205,7 @@ def _leave_floor(index, entries, row):
         return
     state = floors[floor].state
     hash32 = hash_in(index, state)
-    remove_row(uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_TABLE_SIZE]), hash32, floor)
+    remove_row(uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_FLOOR_TABLE_SIZE]), hash32, floor)
     _mark_node(index, hash32, state, False)
     floors[floor].next_free = np.uint32(index[INDEX_FLOORS_FREE] & NONE)
     index[INDEX_FLOORS_FREE] = floor

@@ -24,6 +24,7 @@ from metrale_numba.kernels.layout import (
     INDEX_ENTRIES,
     INDEX_FIELDS,
     INDEX_FLOOR_TABLE,
+    INDEX_FLOOR_TABLE_SIZE,
     INDEX_FLOORS,
     INDEX_FLOORS_FREE,
     INDEX_FLOORS_USED,
@@ -432,7 +433,7 @@ def _check_floors(index):
     used = index[INDEX_FLOORS_USED]
     entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     floors = floor_view(index[INDEX_FLOORS], index[INDEX_ROWS])
-    table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_TABLE_SIZE])
+    table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_FLOOR_TABLE_SIZE])
     multiplier = np.uint64(index[INDEX_MULTIPLIER])
     counts = np.zeros(used, np.int64)
     for row in range(size):

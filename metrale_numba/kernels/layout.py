@@ -155,11 +155,12 @@ POOL_FIELDS = POOL_HASHES + LOOK_AHEAD
     INDEX_SIZE,
     INDEX_RESIDENTS,  # address: rows of the resident entries, in no order
     INDEX_NUM_RESIDENTS,
-    INDEX_TABLE_SIZE,  # of each of the four tables
+    INDEX_TABLE_SIZE,  # of each of the next three
     INDEX_KEYS,  # address: table of the entries by tier key
     INDEX_CHECKS,  # address: the same by check hash
     INDEX_SESSIONS,  # address: the tails and siblings of sessions, by session
     INDEX_FLOOR_TABLE,  # address: table of the floors by state
+    INDEX_FLOOR_TABLE_SIZE,  # eight slots for each floor: each new node asks whether it is one, and is not
     INDEX_FLOORS,  # address
     INDEX_FLOORS_USED,  # rows ever used
     INDEX_FLOORS_FREE,  # first free row, or -1
@@ -178,7 +179,7 @@ POOL_FIELDS = POOL_HASHES + LOOK_AHEAD
     INDEX_POWERS,  # address, as SHARED_POWERS
     INDEX_MULTIPLIER,
     INDEX_STATS,  # the eleven counters of SnapshotStats follow
-) = range(29)
+) = range(30)
 (
     STAT_SAVES,
     STAT_LOOKUPS,
