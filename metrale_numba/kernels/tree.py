@@ -58,6 +58,7 @@ from metrale_numba.kernels.walk import (
     find_tail,
     has_tail,
     same_chunk,
+    search_child,
     to_front,
 )
 
@@ -168,9 +169,11 @@ def _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, block_size):
             if last_marked >= 0:
                 marked = last_marked
                 level = its_level
-            if matched == full:
+            if matched == full or nodes[np.uint64(node)].children & np.uint32(CHILDREN) == np.uint32(0):
                 break
-        row = find_child(pool, nodes, chunks, node, tokens, matched, block_size)
+            row = search_child(pool, tokens, node, matched)
+        else:
+            row = find_child(pool, nodes, chunks, node, tokens, matched, block_size)
         if row < 0:
             break
         at = np.uint64(row)
@@ -367,9 +370,11 @@ def _release_blocks(pool, nodes, chunks, tokens, num_tokens, root, block_size):
         if block_size == COMMON_BLOCK_SIZE:
             block, node, newly_idle = _release_run(pool, tokens, node, block, full)
             freed += newly_idle
-            if block == full:
+            if block == full or nodes[np.uint64(node)].children & np.uint32(CHILDREN) == np.uint32(0):
                 break
-        row = find_child(pool, nodes, chunks, node, tokens, block, block_size)
+            row = search_child(pool, tokens, node, block)
+        else:
+            row = find_child(pool, nodes, chunks, node, tokens, block, block_size)
         if row < 0:
             break
         at = np.uint64(row)

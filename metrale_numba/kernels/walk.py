@@ -21,6 +21,7 @@ from metrale_numba.kernels.layout import (
     POOL_HASHES,
     POOL_LAST_ROOT,
     POOL_LINKS,
+    POOL_NODES,
     POOL_ROWS,
     POOL_SEARCHED,
     POOL_SHARED,
@@ -29,6 +30,7 @@ from metrale_numba.kernels.layout import (
     POOL_SUFFIXES,
     POOL_TABLE,
     POOL_TABLE_SIZE,
+    POOL_TOKENS,
     POOL_USED,
     ROOT,
     SHARED_FIELDS,
@@ -36,7 +38,16 @@ from metrale_numba.kernels.layout import (
     SHARED_PARTIAL_TAILS,
     SHARED_POWERS,
 )
-from metrale_numba.kernels.memory import int64_view, link_view, prefetch, same_16, suffix_view, uint32_view, uint64_view
+from metrale_numba.kernels.memory import (
+    int64_view,
+    link_view,
+    node_view,
+    prefetch,
+    same_16,
+    suffix_view,
+    uint32_view,
+    uint64_view,
+)
 from metrale_numba.kernels.tables import home_slot, next_slot, row_of
 
 _EMPTY = np.uint64(EMPTY_SLOT)
@@ -101,16 +112,18 @@ def find_child(pool, nodes, chunks, parent, tokens, block, block_size):
         return row
     if nodes[np.uint64(parent)].children & np.uint32(CHILDREN) == np.uint32(0):
         return np.int64(-1)
-    return _search_child(pool, nodes, chunks, parent, tokens, block)
+    return search_child(pool, tokens, parent, block)
 
 
 @register_jitable(forceinline=False)
-def _search_child(pool, nodes, chunks, parent, tokens, block):
-    """The same by hash; when the block before was searched for too, looks ahead."""
+def search_child(pool, tokens, parent, block):
+    """The same by hash, for a `parent` that has children; when the block before was searched for too, looks ahead."""
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     block_size = pool[POOL_BLOCK_SIZE]
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * block_size)
     if pool[POOL_SEARCHED] == block - 1 and block >= pool[POOL_AHEAD]:
-        _look_ahead(pool, nodes, chunks, parent, tokens, block)
+        _look_ahead(pool, tokens, parent, block)
     pool[POOL_SEARCHED] = block
     if block < pool[POOL_AHEAD]:
         hash32 = np.uint64(pool[POOL_HASHES + block % LOOK_AHEAD])
@@ -133,7 +146,7 @@ def _search_child(pool, nodes, chunks, parent, tokens, block):
 
 
 @register_jitable(forceinline=False)
-def _look_ahead(pool, nodes, chunks, parent, tokens, block):
+def _look_ahead(pool, tokens, parent, block):
     """Hash the next blocks and ask for their slots, then for the nodes that these name.
 
     A hash depends on the tokens before it and on no node, so the cache misses of a path whose nodes lie far
@@ -141,6 +154,8 @@ def _look_ahead(pool, nodes, chunks, parent, tokens, block):
     """
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     block_size = pool[POOL_BLOCK_SIZE]
+    nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
+    chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * block_size)
     powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     state = nodes[parent].state
