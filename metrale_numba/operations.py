@@ -485,7 +485,7 @@ class Operations:
             Blocks, not nodes.
         """
         with self._lock:
-            if self._pins:
+            if self._pins.by_name:
                 self._end_expired_pins()
             return int(self._shared.header[layout.SHARED_NUM_EVICTABLE])
 

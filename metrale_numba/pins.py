@@ -60,33 +60,30 @@ class Pins:
         Full blocks that all pins together may hold.
     """
 
-    __slots__ = ("_holds", "limit", "num_blocks")
+    __slots__ = ("by_name", "limit", "num_blocks")
 
     def __init__(self, limit: int | None) -> None:
         self.limit = limit
         self.num_blocks = 0
-        self._holds: dict[str, Hold] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._holds)
+        self.by_name: dict[str, Hold] = {}
 
     def excess(self, name: str, num_blocks: int) -> int:
         """How far beyond the limit a pin of so many blocks would go, in place of what the name holds now."""
         if self.limit is None:
             return 0
-        earlier = self._holds.get(name)
+        earlier = self.by_name.get(name)
         return self.num_blocks - (earlier.num_blocks if earlier else 0) + num_blocks - self.limit
 
     def put(self, name: str, hold: Hold) -> Hold | None:
         """Enter a hold and return the one it takes the place of."""
         earlier = self.take(name)
-        self._holds[name] = hold
+        self.by_name[name] = hold
         self.num_blocks += hold.num_blocks
         return earlier
 
     def take(self, name: str) -> Hold | None:
         """Strike a name off and return what it held."""
-        hold = self._holds.pop(name, None)
+        hold = self.by_name.pop(name, None)
         if hold is not None:
             self.num_blocks -= hold.num_blocks
         return hold
@@ -94,12 +91,12 @@ class Pins:
     def take_ended(self) -> list[Hold]:
         """Strike off every pin whose time is over."""
         now = time.monotonic()
-        ended = [name for name, hold in self._holds.items() if hold.ends_at is not None and hold.ends_at <= now]
+        ended = [name for name, hold in self.by_name.items() if hold.ends_at is not None and hold.ends_at <= now]
         return [hold for name in ended if (hold := self.take(name)) is not None]
 
     def strike(self, adapter_id: int | None) -> None:
         """Strike off an adapter's pins, or all, whose nodes are gone already."""
-        for name in [name for name, hold in self._holds.items() if adapter_id in (None, hold.adapter_id)]:
+        for name in [name for name, hold in self.by_name.items() if adapter_id in (None, hold.adapter_id)]:
             self.take(name)
 
     def listed(self) -> dict[str, Pin]:
@@ -113,7 +110,7 @@ class Pins:
                 hold.adapter_id,
                 None if hold.ends_at is None else max(0.0, hold.ends_at - now),
             )
-            for name, hold in self._holds.items()
+            for name, hold in self.by_name.items()
         }
 
     def holds(self) -> dict[str, Hold]:
@@ -121,7 +118,7 @@ class Pins:
         now = time.monotonic()
         return {
             name: hold if hold.ends_at is None else hold._replace(ends_at=max(0.0, hold.ends_at - now))
-            for name, hold in self._holds.items()
+            for name, hold in self.by_name.items()
         }
 
     def restore(self, holds: dict[str, Hold]) -> None:

@@ -589,9 +589,10 @@ class RadixTree(Operations, PrefixCache):
             raise _release_too_many(unheld)
 
     def evict(self, num_blocks: int) -> EvictedBlocks:
-        num_blocks = as_count(num_blocks, "num_blocks")
+        if type(num_blocks) is not _int or num_blocks < 0 or num_blocks >> 63:
+            num_blocks = as_count(num_blocks, "num_blocks")
         with self._lock:
-            if self._pins:
+            if self._pins.by_name:
                 self._end_expired_pins()
             room = num_blocks
             if room > _SMALL_ROOM:
@@ -599,13 +600,14 @@ class RadixTree(Operations, PrefixCache):
                 room = min(room, int(header[layout.SHARED_NUM_NODES] + header[layout.SHARED_NUM_SUFFIXES]))
             # One more than asked: the last leaf's partial suffix goes with it.
             room += 1
-            blocks = np.empty(room, np.uint32)
-            disks = np.empty(room, np.uint32) if self._has_disk_ids else NO_ROOM
+            blocks = _empty(room, _UINT32)
+            disks = _empty(room, _UINT32) if self._has_disk_ids else NO_ROOM
             num_out, num_disks, num_emptied = self._evict_kernel(self._shared.address, num_blocks, blocks, disks)
             if num_emptied:
                 for pool in list(self._pools.values()):
                     self._drop_pool_if_spare(pool)
-        return EvictedBlocks(blocks[:num_out] if num_out else EMPTY_IDS, disks[:num_disks] if num_disks else EMPTY_IDS)
+        blocks = blocks[:num_out] if num_out else EMPTY_IDS
+        return _new(EvictedBlocks, (blocks, disks[:num_disks] if num_disks else EMPTY_IDS))
 
     def evict_snapshot_lru(self) -> int | None:
         with self._lock:
