@@ -424,10 +424,7 @@ def insert(address, tokens, block_table, disk_ids, out, matched_tokens, adapter)
     i = zero
     begin_walk(pool)
     while i < count:
-        if block_size == COMMON_BLOCK_SIZE:
-            row = find_child(pool, nodes, chunks, node, tokens, i, np.int64(COMMON_BLOCK_SIZE))
-        else:
-            row = find_child(pool, nodes, chunks, node, tokens, i, block_size)
+        row = find_child(pool, nodes, chunks, node, tokens, i, block_size)
         if row < 0:
             break
         nodes[row].stamp = stamp
@@ -463,29 +460,7 @@ def insert(address, tokens, block_table, disk_ids, out, matched_tokens, adapter)
     nodes[root].count += np.uint32(count - i)
     pool[POOL_NUM_NODES] += count - i
     shared[SHARED_NUM_NODES] += count - i
-    if i < count and block_size == COMMON_BLOCK_SIZE:
-        node, num_blocks, num_disks = _add_blocks(
-            shared,
-            pool,
-            nodes,
-            links,
-            chunks,
-            disks,
-            node,
-            tokens,
-            block_table,
-            disk_ids,
-            out,
-            half,
-            num_blocks,
-            num_disks,
-            i,
-            count,
-            stamp,
-            matched_tokens,
-            np.int64(COMMON_BLOCK_SIZE),
-        )
-    elif i < count:
+    if i < count:
         node, num_blocks, num_disks = _add_blocks(
             shared,
             pool,

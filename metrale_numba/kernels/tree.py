@@ -144,7 +144,7 @@ def _release_run(pool, tokens, node, block, full):
 
 
 @register_jitable(forceinline=True)
-def _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, block_size):
+def _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out):
     """Reference and stamp the visible full blocks of `tokens`; their block ids go to `blocks_out`.
 
     Returns their number, the deepest node (the root if none), and the deepest with a mark and how deep that is.
@@ -152,6 +152,7 @@ def _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, block_size):
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     begin_walk(pool)
+    block_size = pool[POOL_BLOCK_SIZE]
     full = tokens.size // block_size
     stamp = shared[SHARED_CLOCK] + 1
     ordered = shared[SHARED_PARTIAL_TAILS] != 0
@@ -200,9 +201,10 @@ def _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, block_size):
 
 
 @register_jitable(forceinline=True)
-def _peek_blocks(pool, nodes, chunks, tokens, root, block_size):
+def _peek_prefix(pool, nodes, chunks, tokens, root):
     """The deepest visible node of `tokens` (the root if none) and the number of full blocks down to it."""
     begin_walk(pool)
+    block_size = pool[POOL_BLOCK_SIZE]
     full = tokens.size // block_size
     node = root
     matched = np.int64(0)
@@ -213,20 +215,6 @@ def _peek_blocks(pool, nodes, chunks, tokens, root, block_size):
         node = row
         matched += 1
     return node, matched
-
-
-@register_jitable
-def _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out):
-    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
-        return _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, np.int64(COMMON_BLOCK_SIZE))
-    return _hold_blocks(pool, nodes, chunks, tokens, root, blocks_out, pool[POOL_BLOCK_SIZE])
-
-
-@register_jitable
-def _peek_prefix(pool, nodes, chunks, tokens, root):
-    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
-        return _peek_blocks(pool, nodes, chunks, tokens, root, np.int64(COMMON_BLOCK_SIZE))
-    return _peek_blocks(pool, nodes, chunks, tokens, root, pool[POOL_BLOCK_SIZE])
 
 
 def peek(pool, tokens, adapter):
@@ -358,9 +346,10 @@ def _first_unheld(pool, nodes, chunks, tokens, num_tokens, root):
 
 
 @register_jitable(forceinline=True)
-def _release_blocks(pool, nodes, chunks, tokens, num_tokens, root, block_size):
+def _release_prefix(pool, nodes, chunks, tokens, num_tokens, root):
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     begin_walk(pool)
+    block_size = pool[POOL_BLOCK_SIZE]
     full = num_tokens // block_size
     node = root
     over = np.int64(0)
@@ -413,10 +402,7 @@ def release(address, tokens, num_tokens, adapter, strict):
         position = _first_unheld(pool, nodes, chunks, tokens, num_tokens, node)
         if position > 0:
             return position
-    if pool[POOL_BLOCK_SIZE] == COMMON_BLOCK_SIZE:
-        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, np.int64(COMMON_BLOCK_SIZE))
-    else:
-        _release_blocks(pool, nodes, chunks, tokens, num_tokens, node, pool[POOL_BLOCK_SIZE])
+    _release_prefix(pool, nodes, chunks, tokens, num_tokens, node)
     return np.int64(0)
 
 

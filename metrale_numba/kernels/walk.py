@@ -98,10 +98,7 @@ def begin_walk(pool):
 
 @register_jitable(forceinline=True)
 def find_child(pool, nodes, chunks, parent, tokens, block, block_size):
-    """The child of `parent` whose chunk is the block of tokens with the number `block`, or -1, visible or not.
-
-    `block_size` is the pool's; a caller that passes the common one as a constant gets a loop made for it.
-    """
+    """The child of `parent` whose chunk is the block of tokens with the number `block`, or -1, visible or not."""
     # Blocks that were inserted together stand in consecutive rows, so the next row is most often right.
     row = parent + 1
     if (
