@@ -23,6 +23,10 @@ from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+# Also runs as a script, where only its own folder is looked for modules in.
+if not __package__:
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from benchmarks.comparison import Comparison, Missing
 from benchmarks.comparison_table import print_report
 from benchmarks.machine import describe_machine

@@ -28,6 +28,7 @@ class Row(NamedTuple):
 ROWS = (
     Row("lookup_256", "look-up and release, 256 tokens", "us"),
     Row("lookup_2048", "look-up and release, 2,048 tokens", "us"),
+    Row("again_2048", "the same for prompts that were asked just before", "us"),
     Row("lookup_32768", "look-up and release, 32,768 tokens", "us"),
     Row("miss_2048", "miss, 2,048 tokens", "us"),
     Row("insert_2048", "insert, 2,048 new tokens", "us"),

@@ -23,6 +23,7 @@ __all__ = ["write_docs"]
 _BARS = {
     "lookup_256": "look-up\n256",
     "lookup_2048": "look-up\n2,048",
+    "again_2048": "again\n2,048",
     "lookup_32768": "look-up\n32,768",
     "miss_2048": "miss\n2,048",
     "insert_2048": "insert\n2,048",
