@@ -21,7 +21,7 @@ author = "The metrale_numba maintainers"
 project_copyright = author
 version = release = metrale_numba.__version__
 
-extensions = ["sphinx.ext.autodoc", "numpydoc"]
+extensions = ["sphinx.ext.autodoc", "numpydoc", "myst_parser"]
 # The first that takes the word "all" below without a warning.
 needs_extensions = {"numpydoc": "1.9"}
 exclude_patterns = ["_build"]
