@@ -65,7 +65,7 @@ from metrale_numba.kernels.layout import (
 from metrale_numba.kernels.memory import (
     copy_16,
     int64_view,
-    is_contiguous,
+    is_whole,
     link_view,
     node_view,
     prefetch,
@@ -388,7 +388,7 @@ def insert(address, tokens, block_table, disk_ids, out, matched_tokens, adapter)
     block_size = pool[POOL_BLOCK_SIZE]
     half = np.int64(out.size // 2)
     zero = np.int64(0)
-    if not (is_contiguous(tokens) and is_contiguous(block_table)):
+    if not (is_whole(tokens) and is_whole(block_table)):
         return np.int64(REFUSED), zero, zero, zero, zero, zero
     full = np.int64(tokens.size // block_size)
     count = min(full, np.int64(block_table.size))

@@ -206,7 +206,7 @@ NUM_POWERS = 2 * CHECK_GROUP + 1
 RECORD = 1
 WITH_DISKS = 2
 REFUSED = -1
-"""What the hot kernels answer to an array with gaps, or one that runs backwards: nothing has changed."""
+"""What the hot kernels answer to an array that is not aligned, has gaps or runs backwards: nothing has changed."""
 
 # What insert answers before the numbers: done, a row, a suffix or disk ids short, or a block id that may not be stored.
 DONE = 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import from_dtype, types
 from numba.core import cgutils
@@ -59,10 +60,26 @@ entry_view = _view_of(from_dtype(layout.ENTRY))
 floor_view = _view_of(from_dtype(layout.FLOOR))
 
 
+@intrinsic
+def _address(_typing_context, _array):
+    """Address of an array's first element."""
+
+    def codegen(context, builder, signature, args):
+        view = context.make_array(signature.args[0])(context, builder, args[0])
+        return builder.ptrtoint(view.data, ir.IntType(64))
+
+    return types.uint64(_array), codegen
+
+
 @register_jitable(forceinline=True)
-def is_contiguous(ids):
-    """Whether an array of uint32 is what its type says: a kernel that is called without a dispatcher gets any."""
-    return ids.strides[0] == _ID_BYTES or ids.size <= 1
+def is_whole(ids):
+    """Whether an array of uint32 is aligned and without gaps, as its type says.
+
+    A kernel that is called without a dispatcher gets any array.
+    """
+    is_aligned = _address(ids) % np.uint64(_ID_BYTES) == np.uint64(0)
+    # An empty one is wherever it pleases, and a stride says nothing before there is a second element.
+    return (is_aligned and (ids.strides[0] == _ID_BYTES or ids.size == 1)) or ids.size == 0
 
 
 @intrinsic

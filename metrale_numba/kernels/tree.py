@@ -42,7 +42,7 @@ from metrale_numba.kernels.layout import (
 )
 from metrale_numba.kernels.memory import (
     int64_view,
-    is_contiguous,
+    is_whole,
     link_view,
     node_view,
     prefetch,
@@ -265,7 +265,7 @@ def lookup(address, tokens, out, session, adapter, flags):
     """
     # An array costs a call five times what a number does, so the pool comes as its address.
     pool = int64_view(address, POOL_FIELDS)
-    if not is_contiguous(tokens):
+    if not is_whole(tokens):
         refused = np.int64(REFUSED)
         return refused, refused, refused, refused, refused, refused, refused, refused
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
@@ -391,7 +391,7 @@ def release(address, tokens, num_tokens, adapter, strict):
     is returned. Otherwise returns 0; or REFUSED, if `tokens` are no whole array.
     """
     pool = int64_view(address, POOL_FIELDS)
-    if not is_contiguous(tokens):
+    if not is_whole(tokens):
         return np.int64(REFUSED)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
     chunks = uint32_view(pool[POOL_TOKENS], pool[POOL_ROWS] * pool[POOL_BLOCK_SIZE])

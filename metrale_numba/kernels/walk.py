@@ -171,9 +171,8 @@ def _look_ahead(pool, tokens, parent, block):
             if table[slot] >> _HALF_WORD == hash32:
                 row = np.uint64(row_of(table[slot]))
                 prefetch(nodes, row)
-                # A chunk of the common size is as long as a cache line, and most often crosses into another.
+                # A chunk of the common size is one cache line; of a longer one, what follows comes by itself.
                 prefetch(chunks, row * np.uint64(block_size))
-                prefetch(chunks, (row + np.uint64(1)) * np.uint64(block_size) - np.uint64(1))
                 break
             slot = next_slot(slot, table.size)
 
