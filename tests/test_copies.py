@@ -58,6 +58,8 @@ def rich_cache(seed: int = 1, count: int = 3000, **settings: Any) -> tuple[Radix
     """A cache that has seen everything, and who called it."""
     cache, caller = RadixTree(**{**SETTINGS, **settings}), Caller(seed)
     call_at_random(cache, caller, count)
+    # Whatever quota the calls have left.
+    cache.set_quota(0, None)
     cache.insert(range(9), range(5), range(5))
     cache.pin("for ever", range(9))
     cache.pin("for an hour", range(4), ttl=3600)
