@@ -424,7 +424,9 @@ def test_the_check_hash_is_exact_for_the_most_awkward_bases(base: int) -> None:
     cache = RadixTree()
     powers = cache._shared.powers
     cache._kernels["fill_powers"](np.uint64(base), powers)
-    assert powers.tolist() == [pow(base, exponent, CHECK_PRIME) for exponent in range(powers.size)]
+    # From 0 to that of a whole step, then those of a step's tokens, of which the first has the highest.
+    exponents = [*range(hashing.CHECK_GROUP + 1), *reversed(range(hashing.CHECK_GROUP))]
+    assert powers.tolist() == [pow(base, exponent, CHECK_PRIME) for exponent in exponents]
     for prefix in some_prefixes():
         assert hashes_of(cache, prefix)[1] == check_hash(base, *prefix)
 
