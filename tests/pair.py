@@ -404,7 +404,7 @@ class Pair:
         if self.twin is not None:
             again = self._ask(self.twin, name, arguments)
             if name == "clear" and self.one_was_compacted:
-                _must_be_the_same(_sorted(got), _sorted(again), name)
+                _must_be_the_same(without_order(got), without_order(again), name)
             else:
                 _must_be_the_same(got, again, name)
         if not isinstance(got, Refusal):
@@ -503,7 +503,7 @@ class Pair:
             assert type(got).__name__ == type(wanted).__name__, f"{where}: got {got}, wanted {wanted}"
             assert got._fields == wanted._fields, where
             if where in ("clear", "drop_adapter"):
-                got, wanted = _sorted(got), _sorted(wanted)
+                got, wanted = without_order(got), without_order(wanted)
             for field, value in wanted._asdict().items():
                 if field.endswith("check"):
                     self._agree_on_check(getattr(got, field), value, f"{where}.{field}")
@@ -575,7 +575,7 @@ def _must_be_the_same(got: Any, again: Any, where: str) -> None:
         assert got == again, f"{where}: {got!r}, and from the copy {again!r}"
 
 
-def _sorted(cleared: Any) -> Any:
+def without_order(cleared: Any) -> Any:
     """What was forgotten, in order, for none is promised."""
 
     def in_order(ids: Any) -> Any:

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import Call, Caller, answer_of, same, told_by
-from pair import COPIES, _sorted
+from pair import COPIES, without_order
 from state import differences, sizes_of, snapshot_of
 
-from metrale_numba import RadixTree
+from metrale_numba import RadixTree, operations
 from metrale_numba.kernels import arrays, layout
+from metrale_numba.kernels.compile import kernels
 
 #: What says how much room there is, what says how much time is left, and what says nothing.
 NOT_COMPARED = ("memory_usage", "compact", "pins", "copy")
@@ -40,7 +41,7 @@ def call(cache: RadixTree, caller: Caller, count: int, *others: RadixTree) -> No
             again = answer_of(other, made)
             if made.name == "clear":
                 # What was forgotten comes in no order that is promised.
-                assert same(_sorted(again), _sorted(answer))
+                assert same(without_order(again), without_order(answer))
             else:
                 assert same(again, answer), made
         caller.learn(made, answer)
@@ -63,7 +64,7 @@ def part_with(cache: RadixTree, twin: RadixTree) -> None:
             break
     for which in (cache, twin):
         which.check_integrity()
-    assert same(_sorted(cache.clear()), _sorted(twin.clear()))
+    assert same(without_order(cache.clear()), without_order(twin.clear()))
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "-".join(settings) or "default")
@@ -297,39 +298,32 @@ def test_without_memory_for_its_first_pool_nothing_at_all_changes(monkeypatch: p
         assert differences(before, snapshot_of(cache)) == []
 
 
-def test_an_interruption_in_between_leaves_a_whole_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = RadixTree(block_size=2, partial_tail_sharing=True)
-    caller = Caller(11)
+@pytest.mark.parametrize("step", ["number_rows", "move_rows", "exchange_rows"])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_interruption_in_between_leaves_a_whole_cache(
+    step: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, caller = RadixTree(block_size=2, partial_tail_sharing=True), Caller(11)
     call(cache, caller, 1500)
     twin = copy.deepcopy(cache)
-    kernels = {**cache._kernels}
-    for name in ("number_rows", "move_rows", "exchange_rows"):
-        for before in (True, False):
+    movers = kernels("compaction")
 
-            def interrupted(*arguments: Any, name: str = name, before: bool = before) -> Any:
-                if not before:
-                    original[name](*arguments)
-                raise KeyboardInterrupt
+    def interrupted(*arguments: Any) -> None:
+        if after:
+            movers[step](*arguments)
+        raise KeyboardInterrupt
 
-            from metrale_numba import operations
-
-            original = operations.kernels("compaction")
-            with monkeypatch.context() as patch:
-                patch.setattr(
-                    operations,
-                    "kernels",
-                    lambda group, name=name, interrupted=interrupted: {**original, name: interrupted},
-                )
-                with pytest.raises(KeyboardInterrupt):
-                    cache.compact()
-            cache.check_integrity()
-            call(cache, caller, 40, twin)
-    assert kernels == cache._kernels
+    monkeypatch.setattr(operations, "kernels", lambda group: {**kernels(group), step: interrupted})
+    with pytest.raises(KeyboardInterrupt):
+        cache.compact()
+    monkeypatch.undo()
+    cache.check_integrity()
+    call(cache, caller, 300, twin)
     cache.compact()
     part_with(cache, twin)
 
 
-def test_compacting_is_no_call_on_the_answers_of_the_process() -> None:
+def test_compacting_changes_nothing_that_a_cache_tells() -> None:
     cache, caller = RadixTree(block_size=2), Caller(13)
     call(cache, caller, 500)
     before = told_by(cache)
