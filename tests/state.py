@@ -54,7 +54,7 @@ def _copy_of(part: Any, path: str) -> Any:
     if isinstance(part, np.ndarray):
         content = part
         if path.endswith(".header") and part.shape == (layout.POOL_FIELDS,):
-            # Where the root was that was last asked for, and hashes of the walk before: any walk, a peek too, notes them.
+            # The root that was last asked for, and hashes of the walk before: any walk, a peek too, notes them.
             content = part.copy()
             content[layout.POOL_LAST_ROOT :] = 0
         return part.dtype, part.shape, part.ctypes.data, content.tobytes()

@@ -145,7 +145,9 @@ def test_an_array_is_left_as_it_was(form: str, size: int) -> None:
 
 
 @EACH_SIZE
-@pytest.mark.parametrize(("form", "other"), list(itertools.product(["plain", "gaps", "backwards", "read-only"], repeat=2)))
+@pytest.mark.parametrize(
+    ("form", "other"), list(itertools.product(["plain", "gaps", "backwards", "read-only"], repeat=2))
+)
 def test_tokens_and_blocks_of_two_forms_go_together(form: str, other: str, size: int) -> None:
     cache = RadixTree(block_size=size)
     tokens, table = words(9 * size), words(9, 9)

@@ -329,4 +329,6 @@ def test_compacting_changes_nothing_that_a_cache_tells() -> None:
     before = told_by(cache)
     cache.compact()
     assert told_by(cache) == before
-    assert answer_of(cache, Call("clear", {})).blocks.physical.size == before[0].num_blocks + before[0].num_suffix_blocks
+    assert (
+        answer_of(cache, Call("clear", {})).blocks.physical.size == before[0].num_blocks + before[0].num_suffix_blocks
+    )

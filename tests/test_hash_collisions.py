@@ -59,7 +59,15 @@ def force_constant_hashes() -> None:
     holders = [(name, held) for name in names for held, value in vars(modules[name]).items() if value is original]
     for name, held in holders:
         setattr(modules[name], held, constant_hash)
-    assert {name for name, _ in holders} >= {"hashing", "walk", "insertion", "removal", "entries", "victims", "compaction"}
+    assert {name for name, _ in holders} >= {
+        "hashing",
+        "walk",
+        "insertion",
+        "removal",
+        "entries",
+        "victims",
+        "compaction",
+    }
 
 
 def crowded(constant: int, **settings: Any) -> RadixTree:
