@@ -160,6 +160,8 @@ _INDEX_ARRAYS = {
     "depth_bits": INDEX_DEPTH_BITS,
 }
 
+# As many ids as one row of an array can have for NumPy. No prompt fills a longer block, so its pool stays empty.
+_WIDEST = 2**60
 _FIRST_TOKENS = 1024
 _GROWTH = 1.25
 
@@ -167,6 +169,11 @@ _GROWTH = 1.25
 def table_size(rows: int) -> int:
     """Slots for `rows` entries at a load of at most a half: a fuller table makes searches and removals long."""
     return 2 * rows + 4
+
+
+def row_shapes(block_size: int) -> tuple[int, int]:
+    """Ids in a row of `tokens`, and in one of `suffix_tokens`: a suffix is shorter than a block."""
+    return min(block_size, _WIDEST), min(block_size - 1, _WIDEST)
 
 
 def _rows_for(blocks: int) -> int:
@@ -401,13 +408,14 @@ class PoolArrays:
         self.shared = shared
         self.nodes = np.zeros(0, NODE)
         self.links = np.zeros(0, LINK)
-        self.tokens: UInt32Array = np.zeros((0, block_size), np.uint32)
+        width, suffix_width = row_shapes(block_size)
+        self.tokens: UInt32Array = np.zeros((0, width), np.uint32)
         # Most caches never see a disk id, and pay nothing for them.
         self.disks: UInt32Array = np.zeros(0, np.uint32)
         self.table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
         self.suffixes = np.zeros(0, SUFFIX)
-        # A suffix is shorter than a block; at block size 1 there are none.
-        self.suffix_tokens: UInt32Array = np.zeros((0, block_size - 1), np.uint32)
+        # At block size 1 there are none.
+        self.suffix_tokens: UInt32Array = np.zeros((0, suffix_width), np.uint32)
         self.header: Int64Array = np.zeros(POOL_FIELDS, np.int64)
         header = self.header
         # Of the header, by which the hot path names the pool; it stays where it is.
@@ -492,15 +500,16 @@ class PoolArrays:
         num_rows = kernels["number_rows"](header, new_rows)
         rows = max(num_rows, _rows_for(reserve) if reserve else 0)
         suffix_rows = int(header[POOL_NUM_SUFFIXES])
+        width, suffix_width = row_shapes(self.block_size)
         # Zeros that are written: memory that is reserved is there from now on.
         moved: dict[str, npt.NDArray[Any]] = {
             "nodes": np.full(rows, 0, NODE),
             "links": np.full(rows, 0, LINK),
-            "tokens": np.full((rows, self.block_size), 0, np.uint32),
+            "tokens": np.full((rows, width), 0, np.uint32),
             "disks": np.full(rows if header[POOL_DISK_ROWS] else 0, NONE, np.uint32),
             "table": np.full(table_size(rows), EMPTY_SLOT, np.uint64),
             "suffixes": np.full(suffix_rows, 0, SUFFIX),
-            "suffix_tokens": np.full((suffix_rows, self.block_size - 1), 0, np.uint32),
+            "suffix_tokens": np.full((suffix_rows, suffix_width), 0, np.uint32),
         }
         num_suffixes = kernels["move_rows"](header, new_rows, *(array.reshape(-1) for array in moved.values()))
         addresses = np.array([address_of(array) for array in moved.values()], np.int64)
