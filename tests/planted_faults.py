@@ -668,8 +668,9 @@ def main() -> int:
         for future in concurrent.futures.as_completed(running):
             outcomes.append(future.result())
             name, caught, by, _ = outcomes[-1]
-            what = {True: "a test failed", False: "all tests passed", None: "broken"}[caught]
-            console.print(f"{len(outcomes)} of {len(running)} done: {name}: {what}", by, highlight=False, soft_wrap=True)
+            what = {True: "caught", False: "survived", None: "broken"}[caught]
+            done = f"{len(outcomes)} of {len(running)} done"
+            console.print(f"{done}: {name}: {what}", by, highlight=False, soft_wrap=True)
     order = {fault.name: i for i, fault in enumerate(FAULTS)}
     outcomes.sort(key=lambda outcome: order.get(outcome.name, -1))
     table = Table("fault", "outcome", Column("by", overflow="fold"), "seconds")

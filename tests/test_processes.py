@@ -482,7 +482,9 @@ CHANGES = (
     Change(
         "entries.py", "if entries[row].key == key:", "if entries[row].key != key:", ("forget",), FORGET, "True", "False"
     ),
-    Change("victims.py", "return victim\n", "return first\n", ("register", "promote", "evict_lru"), LRU, "5", "6"),
+    Change(
+        "victims.py", "return victim\n", "return first\n", ("rehash", "register", "promote", "evict_lru"), LRU, "5", "6"
+    ),
     Change("compaction.py", "new_rows[np.int64(nodes[row].parent)]", "new_rows[0]", COMPACTING, COMPACT, "5", "2"),
     Change("insertion.py", "np.int64(block_table[full])", "np.int64(33)", ("insert",), INSERT, "[21]", "[33]"),
     Change("integrity.py", "return 26, size", "return 99, size", ("check_heap",), HEAP, "26", "99"),
