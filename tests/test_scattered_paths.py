@@ -275,3 +275,24 @@ def test_a_block_in_the_middle_that_lost_all_references_ends_a_look_up(size: int
     assert cache.peek_matched_tokens(tokens) == tokens.size
     assert cache.num_evictable() == total
     cache.check_integrity()
+
+
+@EACH_SIZE
+@pytest.mark.parametrize("cached", [0, 1, 2, layout.LOOK_AHEAD, LENGTH - 1])
+@pytest.mark.parametrize("with_disks", [False, True])
+def test_an_insert_holds_the_blocks_from_the_match_on_and_no_others(size: int, cached: int, with_disks: bool) -> None:
+    tokens = paths(size, 1, forks=False)[0]
+    table = np.arange(LENGTH, dtype=np.uint32)
+    for matched in sorted({block * size + extra for block in range(LENGTH) for extra in (0, 1)} | {tokens.size}):
+        cache = RadixTree(block_size=size)
+        if cached:
+            cache.insert(tokens[: cached * size], table[:cached], table[:cached] if with_disks else ())
+            cache.release(tokens)
+        acquired = cache.insert(tokens, table, (), None, matched)
+        assert acquired.blocks.tolist() == list(range(cached, LENGTH))
+        unheld = -(-matched // size)
+        assert cache.num_evictable() == unheld
+        cache.check_integrity()
+        cache.release(tokens)
+        assert cache.stats_detail().over_releases == unheld
+        assert cache.num_evictable() == LENGTH
