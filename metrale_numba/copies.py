@@ -23,7 +23,7 @@ import numpy.typing as npt
 from metrale_numba.arguments import as_count, as_name, as_path
 from metrale_numba.errors import CacheFileError
 from metrale_numba.kernels import layout
-from metrale_numba.kernels.arrays import table_size
+from metrale_numba.kernels.arrays import row_shapes, table_size
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 _Parts: TypeAlias = list[bytes | memoryview]
@@ -236,9 +236,10 @@ def _check_pool(pool: Arrays, block_size: int) -> None:
     what = f"blocks of {block_size} tokens"
     _require(header.shape == (layout.POOL_FIELDS,), what)
     rows, suffix_rows = nodes.size, suffixes.size
-    _require(nodes.shape == links.shape == (rows,) and pool["tokens"].shape == (rows, block_size), what)
+    width, suffix_width = row_shapes(block_size)
+    _require(nodes.shape == links.shape == (rows,) and pool["tokens"].shape == (rows, width), what)
     _require(suffixes.shape == (suffix_rows,), what)
-    _require(pool["suffix_tokens"].shape == (suffix_rows, block_size - 1), what)
+    _require(pool["suffix_tokens"].shape == (suffix_rows, suffix_width), what)
     _require(pool["disks"].shape in ((0,), (rows,)) and pool["table"].ndim == 1, what)
     parents = nodes["parent"]
     _require(((parents < rows) | (parents >= layout.ROOT)).all(), what)

@@ -47,6 +47,7 @@ WEIGHTS: dict[str, float] = {
     "stats_detail": 1,
     "snapshot_stats": 1,
     "memory_usage": 0.2,
+    "compact": 0.1,
     "check_integrity": 0.2,
     "drop_adapter": 0.1,
     "copy": 0.05,

@@ -1,7 +1,8 @@
 """Everything that a cache consists of, as one value, and the memory that it owns.
 
-It relies on the package keeping its state in attributes and slots, and knows none of them by name. It promises to
-leave nothing out: an object of a kind that it cannot look into is an error.
+It relies on the package keeping its state in attributes and slots, and knows none of them by name, but for what a walk
+over the nodes notes for itself. It promises to leave nothing else out: an object of a kind that it cannot look into is
+an error.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import metrale_numba
+from metrale_numba.kernels import layout
 from metrale_numba.settings import Settings
 
 _ATOMS = (type(None), bool, int, float, str, bytes, np.generic, np.ndarray, Settings)
@@ -24,7 +26,7 @@ def snapshot_of(cache: Any) -> dict[str, Any]:
 
     Of an array the copy holds type, shape, content and also the place: one that moved was written anew.
     """
-    state = {path: _copy_of(part) for path, part in _parts_of(cache, "cache", set())}
+    state = {path: _copy_of(part, path) for path, part in _parts_of(cache, "cache", set())}
     state["process"] = (
         metrale_numba.cache_hit_count(),
         metrale_numba.cache_miss_count(),
@@ -48,9 +50,14 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str
     return sorted(path for path in before.keys() | after.keys() if before.get(path) != after.get(path))
 
 
-def _copy_of(part: Any) -> Any:
+def _copy_of(part: Any, path: str) -> Any:
     if isinstance(part, np.ndarray):
-        return part.dtype, part.shape, part.ctypes.data, part.tobytes()
+        content = part
+        if path.endswith(".header") and part.shape == (layout.POOL_FIELDS,):
+            # The root that was last asked for, and hashes of the walk before: any walk, a peek too, notes them.
+            content = part.copy()
+            content[layout.POOL_LAST_ROOT :] = 0
+        return part.dtype, part.shape, part.ctypes.data, content.tobytes()
     return part
 
 

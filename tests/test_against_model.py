@@ -42,6 +42,7 @@ SETTINGS = st.fixed_dictionaries(
         "strict": st.sampled_from((False, False, True)),
         "max_pinned_blocks": st.sampled_from((None, 0, 3, 8, None)),
         "quotas": st.sampled_from((None, None, None, None, {0: 4, 1: 0}, {1: 9, 7: 3, 2**64 - 1: 1})),
+        "reserve": st.sampled_from((0, 0, 0, 1, 5, 100)),
     }
 )
 
@@ -77,7 +78,7 @@ SESSION = st.sampled_from(SESSIONS)
 RECORD = st.sampled_from((True, True, True, False))
 #: Those that come first are taken first when an example shrinks; those that forget much are rare.
 OPERATIONS = ("evict_from",) * 6 + ("set_quota",) * 5 + ("take_dead_keys",) * 4 + ("peek_many",) * 3
-OPERATIONS += ("drop_adapter",) * 5 + ("clear",)
+OPERATIONS += ("compact",) * 6 + ("drop_adapter",) * 5 + ("clear",)
 WORTH_FORGETTING = 8
 NAMES = ("system", "tools", "", "\u00e9\U0001f600\ud800")
 TTLS = (None, None, 0, 0.5, 1, 2.25, 10)
@@ -139,6 +140,8 @@ class Machine(RuleBasedStateMachine):
             self.pair.set_quota(adapter, (None, 5, None, 0, None, 10, 2, None)[which % 8])
         elif kind == "take_dead_keys":
             self.pair.take_dead_keys()
+        elif kind == "compact":
+            self.pair.compact()
         elif kind == "peek_many":
             prompts = tuple(prompt.tokens for prompt in self.prompts[: which % 5])
             self.pair.peek_many(prompts, self.sizes[which % len(self.sizes)], adapter)

@@ -152,20 +152,26 @@ from metrale_numba import RadixTree
 from metrale_numba.kernels import layout
 from metrale_numba.kernels.compile import kernels
 
-cache = RadixTree(block_size=2)
-tokens = np.arange(8, dtype=np.uint32)
-cache.insert(tokens, [1, 2, 3, 4])
-header = cache._pools[2].header
-nothing = np.empty(0, np.uint32)
-try:
-    kernels("cache")["lookup"](header, tokens, np.empty(1, np.uint32), nothing, 0, 0, 1)
-except IndexError:
-    print("caught: room for one block where four match")
-header[layout.POOL_ROWS] = 2
-try:
-    kernels("cache")["release"](header, tokens, 8, 0, 0)
-except IndexError:
-    print("caught: a view of two rows where five are used")
+for size in (2, 16):
+    cache = RadixTree(block_size=size)
+    tokens = np.arange(4 * size, dtype=np.uint32)
+    cache.insert(tokens, [1, 2, 3, 4])
+    pool = cache._pools[size]
+    try:
+        kernels("cache")["lookup"](pool.address, tokens, np.empty(1, np.uint32), 0, 0, 1)
+    except IndexError:
+        print(f"caught at {size}: room for one block where four match")
+    rows = pool.header[layout.POOL_ROWS]
+    pool.header[layout.POOL_ROWS] = 2
+    try:
+        kernels("cache")["release"](pool.address, tokens, 4 * size, 0, 0)
+    except IndexError:
+        print(f"caught at {size}: a view of two rows where five are used")
+    pool.header[layout.POOL_ROWS] = rows
+    try:
+        kernels("cache")["insert"](pool.address, tokens + 9, tokens[:4], tokens[:0], np.empty(1, np.uint32), 0, 7)
+    except IndexError:
+        print(f"caught at {size}: room for one block where four are stored")
 """
 
 
@@ -180,8 +186,13 @@ def test_with_bounds_checks_a_planted_overrun_raises(checked_directory: Path, wa
     result = run(BOUNDS, METRALE_CACHE_DIR=str(checked_directory), NUMBA_BOUNDSCHECK="1")
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == [
-        "caught: room for one block where four match",
-        "caught: a view of two rows where five are used",
+        f"caught at {size}: {what}"
+        for size in (2, 16)
+        for what in (
+            "room for one block where four match",
+            "a view of two rows where five are used",
+            "room for one block where four are stored",
+        )
     ]
 
 

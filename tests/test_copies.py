@@ -43,7 +43,7 @@ SETTINGS: dict[str, Any] = {
     "quotas": {1: 20},
 }
 #: What depends on how much room the arrays have, which a copy need not have.
-NOT_COPIED = "memory_usage"
+NOT_COPIED = ("memory_usage", "compact")
 #: For a child process that might hang.
 DEADLINE_SECONDS = 600
 
@@ -58,6 +58,8 @@ def rich_cache(seed: int = 1, count: int = 3000, **settings: Any) -> tuple[Radix
     """A cache that has seen everything, and who called it."""
     cache, caller = RadixTree(**{**SETTINGS, **settings}), Caller(seed)
     call_at_random(cache, caller, count)
+    # Whatever quota the calls have left.
+    cache.set_quota(0, None)
     cache.insert(range(9), range(5), range(5))
     cache.pin("for ever", range(9))
     cache.pin("for an hour", range(4), ttl=3600)
@@ -108,8 +110,8 @@ def test_a_copy_answers_every_later_call_like_the_original(way: str) -> None:
     for _ in range(3000):
         call = caller.draw()
         answer = answer_of(cache, call)
-        if call.name not in (NOT_COPIED, "pins", "copy"):
-            assert same(answer_of(twin, call), answer), call
+        if call.name not in ("pins", "copy"):
+            assert same(answer_of(twin, call), answer) or call.name in NOT_COPIED, call
         caller.learn(call, answer)
     assert same(answer_of(twin, Call("clear", {})), answer_of(cache, Call("clear", {})))
 
@@ -210,8 +212,8 @@ def test_a_copy_of_a_copy_is_as_good() -> None:
     for _ in range(1000):
         call = caller.draw()
         answer = answer_of(cache, call)
-        if call.name not in (NOT_COPIED, "pins", "copy"):
-            assert same(answer_of(twin, call), answer), call
+        if call.name not in ("pins", "copy"):
+            assert same(answer_of(twin, call), answer) or call.name in NOT_COPIED, call
         caller.learn(call, answer)
 
 
@@ -226,7 +228,7 @@ def test_a_spawned_process_gets_a_cache_that_answers_like_the_original(monkeypat
     # The child gets this path, and imports this module by the name that pytest gave it.
     monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parent.parent)])
     cache, caller = rich_cache()
-    left_out = (NOT_COPIED, "pins", "copy")
+    left_out = (*NOT_COPIED, "pins", "copy")
     calls = [call for call in (caller.draw() for _ in range(500)) if call.name not in left_out]
     context = multiprocessing.get_context("spawn")
     mine, others = context.Pipe()

@@ -92,7 +92,7 @@ def test_clear_lets_clocks_and_counters_go_on() -> None:
     assert cache.stats_detail().clock == before.clock + 1
 
 
-def test_clear_gives_the_memory_back_and_the_cache_can_be_used_again() -> None:
+def test_clear_and_compact_give_the_memory_back_and_the_cache_can_be_used_again() -> None:
     cache = RadixTree(block_size=2)
     cache.insert([1, 2], [0])
     small = sum(cache.memory_usage().values())
@@ -101,7 +101,12 @@ def test_clear_gives_the_memory_back_and_the_cache_can_be_used_again() -> None:
         cache.insert(range(99), range(33), (), 3, 0, adapter)
         cache.insert_intermediate_snapshot(range(adapter), (), (), 2, adapter)
     assert sum(cache.memory_usage().values()) > 4 * small
+    rows = cache._pools[2].rows
     cache.clear()
+    # The arrays of the default block size are kept, since the next prompts need them; those of the other are gone.
+    assert {size: pool.rows for size, pool in cache._pools.items()} == {2: rows}
+    cache.check_integrity()
+    cache.compact()
     assert sum(cache.memory_usage().values()) <= small
     assert cache.insert([1, 2, 3], [5, 6]).blocks.tolist() == [5, 6]
     cache.check_integrity()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from model import tier_key
-from pair import forge
+from pair import COPIES, forge
 from state import differences, sizes_of, snapshot_of
 
 from metrale_numba import NONE, Drop, InsertAcquired, PrefixMatch, RadixTree, Spill
@@ -403,6 +403,23 @@ def test_a_block_far_larger_than_the_prompt_takes_no_memory(block_size: int, par
     assert cache.snapshot_count() == 1
     assert differences(sizes, sizes_of(cache)) == []
     cache.check_integrity()
+
+
+@pytest.mark.parametrize("way", COPIES)
+@pytest.mark.parametrize("block_size", [2**31, 2**60, 2**61, 2**62, 2**63 - 1])
+def test_a_cache_whose_blocks_no_prompt_fills_can_be_copied_and_compacted(block_size: int, way: str) -> None:
+    cache = RadixTree(block_size=block_size, partial_tail_sharing=True)
+    cache.insert([1, 2, 3], [1])
+    cache.insert([1, 2, 3], [1, 2, 3], (), 1)
+    cache.insert_tail_snapshot([1, 2], 4, 5)
+    for made in (cache, COPIES[way](cache)):
+        made.compact()
+        assert made.lookup([1, 2, 3]) == PrefixMatch()
+        match = made.lookup([1, 2, 3], 1, 5)
+        assert (match.matched_blocks.tolist(), match.ssm_snapshot) == ([1, 2, 3], 4)
+        made.check_integrity()
+        assert sorted(made.clear().blocks.physical.tolist()) == [1, 2, 3]
+        made.check_integrity()
 
 
 def test_a_block_of_a_million_tokens_is_stored_and_matched_to_the_last_token() -> None:

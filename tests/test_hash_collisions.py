@@ -59,7 +59,15 @@ def force_constant_hashes() -> None:
     holders = [(name, held) for name in names for held, value in vars(modules[name]).items() if value is original]
     for name, held in holders:
         setattr(modules[name], held, constant_hash)
-    assert {name for name, _ in holders} >= {"hashing", "walk", "insertion", "removal", "snapshots", "integrity"}
+    assert {name for name, _ in holders} >= {
+        "hashing",
+        "walk",
+        "insertion",
+        "removal",
+        "entries",
+        "victims",
+        "compaction",
+    }
 
 
 def crowded(constant: int, **settings: Any) -> RadixTree:
@@ -72,7 +80,9 @@ def crowded(constant: int, **settings: Any) -> RadixTree:
 
 def hashes_in_tables(cache: RadixTree) -> list[int]:
     """The upper half of every used slot."""
-    tables = [cache._index.arrays.table, *(pool.table for pool in cache._pools.values())]
+    index = cache._index.arrays
+    tables = [index.keys, index.checks, index.sessions, index.floor_table]
+    tables += [pool.table for pool in cache._pools.values()]
     return [int(slot) >> 32 for table in tables for slot in table if slot != layout.EMPTY_SLOT]
 
 
@@ -121,6 +131,8 @@ def play_at_random(constant: int, seed: int, num_steps: int) -> int:
         disks = tuple(next(ids) for _ in table) if rng.random() < 0.3 else ()
         blocks = (tokens, table, disks, block_size)
         what = rng.randrange(12)
+        if rng.random() < 0.05:
+            pair.compact()
         if what < 3:
             pair.insert(*blocks, 0, adapter)
         elif what < 5:
@@ -420,7 +432,9 @@ def test_the_check_hash_is_exact_for_the_most_awkward_bases(base: int) -> None:
     cache = RadixTree()
     powers = cache._shared.powers
     cache._kernels["fill_powers"](np.uint64(base), powers)
-    assert powers.tolist() == [pow(base, exponent, CHECK_PRIME) for exponent in range(powers.size)]
+    # From 0 to that of a whole step, then those of a step's tokens, of which the first has the highest.
+    exponents = [*range(hashing.CHECK_GROUP + 1), *reversed(range(hashing.CHECK_GROUP))]
+    assert powers.tolist() == [pow(base, exponent, CHECK_PRIME) for exponent in exponents]
     for prefix in some_prefixes():
         assert hashes_of(cache, prefix)[1] == check_hash(base, *prefix)
 

@@ -636,6 +636,7 @@ BAD_SETTINGS = [
     ],
     *[("strict", bad) for bad in bad_flags()],
     *[("max_pinned_blocks", bad) for bad in bad_numbers(0, MAX_INT64, may_be_none=True)],
+    *[("reserve", bad) for bad in bad_numbers(0, 2**31, may_be_none=False)],
     *[
         ("quotas", Bad(label, value, TypeError, " must be a mapping of adapter ids to blocks, not "))
         for label, value in {**NO_SEQUENCES, "list": [(1, 2)], "items": {1: 2}.items()}.items()

@@ -377,6 +377,7 @@ BEYOND = {
     "stats_detail": {},
     "snapshot_stats": {},
     "memory_usage": {},
+    "compact": {},
     "check_integrity": {},
     "save": {"path": ...},
     "load": {"path": ...},

@@ -50,6 +50,9 @@ def test_without_keywords_and_variables_the_defaults_hold(errors):
         adopt_blocks=False,
         block_size=16,
         check_secret=None,
+        strict=False,
+        max_pinned_blocks=None,
+        reserve=0,
     )
     assert errors() == []
 
@@ -71,6 +74,8 @@ def test_without_keywords_and_variables_the_defaults_hold(errors):
         ("block_size", 256),
         ("check_secret", b"shared by all replicas"),
         ("check_secret", b""),
+        ("reserve", 1),
+        ("reserve", 2**31),
     ],
 )
 def test_a_keyword_sets_its_own_field_only(keyword, value):
@@ -85,6 +90,7 @@ def test_a_keyword_sets_its_own_field_only(keyword, value):
         ("evict_alpha", np.int64(8), 8.0),
         ("tail_lease_ttl", np.int64(5), 5),
         ("block_size", np.uint8(32), 32),
+        ("reserve", np.uint16(1000), 1000),
     ],
 )
 def test_numbers_of_other_types_come_out_as_plain_ones(keyword, value, want):
@@ -100,6 +106,7 @@ def test_numbers_of_other_types_come_out_as_plain_ones(keyword, value, want):
         ("tail_lease_ttl", [True, 1.0, "64", [64], np.array(64)]),
         ("evict_alpha", [True, np.True_, "0.5", 1j, [1.0], np.array(1.0)]),
         ("block_size", [True, 16.0, "16", [16], np.array(16)]),
+        ("reserve", [None, True, 16.0, "16", [16], np.array(16)]),
         ("check_secret", ["secret", 5, bytearray(b"secret"), [1]]),
     ],
 )
@@ -115,6 +122,7 @@ def test_a_keyword_of_the_wrong_type_is_a_type_error_naming_it(keyword, values):
         ("tail_lease_ttl", [-1, 2**63]),
         ("evict_alpha", [-0.001, 8.001, float("nan"), float("inf"), float("-inf"), -1, 9, 2**20000]),
         ("block_size", [0, -1, 2**63]),
+        ("reserve", [-1, 2**31 + 1, 2**63, 2**64]),
     ],
 )
 def test_a_keyword_out_of_range_is_a_value_error_naming_it(keyword, values):

@@ -37,7 +37,7 @@ SETTINGS: dict[str, Any] = {
     "quotas": {1: 9},
 }
 #: What the model has no say in: how large arrays are, and copies.
-NOT_IN_THE_MODEL = ("memory_usage", "copy")
+NOT_IN_THE_MODEL = ("memory_usage", "compact", "copy")
 
 
 class RecordingLock:

@@ -162,6 +162,8 @@ _INDEX_ARRAYS = {
     "depth_bits": INDEX_DEPTH_BITS,
 }
 
+# As many ids as one row of an array can have for NumPy. No prompt fills a longer block, so its pool stays empty.
+_WIDEST = 2**60
 _FIRST_TOKENS = 1024
 _GROWTH = 1.25
 # A step of growth is no larger than this, 8 MB for blocks of 16 tokens, so that no call waits long for memory.
@@ -177,6 +179,11 @@ def _index_table(name: str, rows: int) -> UInt64Array:
     """An empty table of the snapshot index; that of the floors has room to tell at once what is none."""
     size = table_size(rows)
     return np.full(4 * size if name == "floor_table" else size, EMPTY_SLOT, np.uint64)
+
+
+def row_shapes(block_size: int) -> tuple[int, int]:
+    """Ids in a row of `tokens`, and in one of `suffix_tokens`: a suffix is shorter than a block."""
+    return min(block_size, _WIDEST), min(block_size - 1, _WIDEST)
 
 
 def _rows_for(blocks: int) -> int:
@@ -221,7 +228,11 @@ def address_of(array: npt.NDArray[np.generic]) -> int:
 
 def _pool_pages(rows: int, block_size: int) -> dict[str, Pages]:
     """Pages for the arrays of a pool that a walk reads."""
-    return {"nodes": Pages(NODE, rows), "links": Pages(LINK, rows), "tokens": Pages(np.uint32, rows, block_size)}
+    return {
+        "nodes": Pages(NODE, rows),
+        "links": Pages(LINK, rows),
+        "tokens": Pages(np.uint32, rows, row_shapes(block_size)[0]),
+    }
 
 
 class SharedArrays:
@@ -424,8 +435,8 @@ class PoolArrays:
         self.disks: UInt32Array = np.zeros(0, np.uint32)
         self.table: UInt64Array = np.full(table_size(0), EMPTY_SLOT, np.uint64)
         self.suffixes = np.zeros(0, SUFFIX)
-        # A suffix is shorter than a block; at block size 1 there are none.
-        self.suffix_tokens: UInt32Array = np.zeros((0, block_size - 1), np.uint32)
+        # At block size 1 there are none.
+        self.suffix_tokens: UInt32Array = np.zeros((0, row_shapes(block_size)[1]), np.uint32)
         self.header: Int64Array = np.zeros(POOL_FIELDS, np.int64)
         header = self.header
         # Of the header, by which the hot path names the pool; it stays where it is.
@@ -526,7 +537,7 @@ class PoolArrays:
             "disks": np.full(rows if header[POOL_DISK_ROWS] else 0, NONE, np.uint32),
             "table": np.full(table_size(rows), EMPTY_SLOT, np.uint64),
             "suffixes": np.full(suffix_rows, 0, SUFFIX),
-            "suffix_tokens": np.full((suffix_rows, self.block_size - 1), 0, np.uint32),
+            "suffix_tokens": np.full((suffix_rows, row_shapes(self.block_size)[1]), 0, np.uint32),
         }
         num_suffixes = kernels["move_rows"](header, new_rows, *(array.reshape(-1) for array in moved.values()))
         addresses = np.array([address_of(array) for array in moved.values()], np.int64)
