@@ -7,6 +7,7 @@ an error.
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +18,7 @@ import metrale_numba
 from metrale_numba.kernels import layout
 from metrale_numba.settings import Settings
 
-_ATOMS = (type(None), bool, int, float, str, bytes, np.generic, np.ndarray, Settings)
+_ATOMS = (type(None), bool, int, float, str, bytes, np.generic, np.ndarray, np.dtype, Settings)
 _LOCK = type(threading.Lock())
 
 
@@ -66,6 +67,9 @@ def _parts_of(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]
         yield path, value
     elif isinstance(value, _LOCK):
         yield path, value.locked()
+    elif isinstance(value, mmap.mmap):
+        # What is in it is in the array over it.
+        yield path, (id(value), len(value))
     elif isinstance(value, Mapping):
         yield path, tuple(value)
         for key, part in value.items():
