@@ -461,13 +461,6 @@ FAULTS = (
         "    if _is_of_session(entries, row):\n        remove_row(",
         "    if _is_of_session(entries, row) and row < 0:\n        remove_row(",
     ),
-    Fault(
-        "moved-entry-is-lost-to-its-session",
-        ENTRIES,
-        "        if _is_of_session(entries, last):\n"
-        "            replace_row(sessions, hash_in(index, entries[last].session), last, row)\n",
-        "",
-    ),
     # Memory.
     Fault(
         "compaction-forgets-the-heap",
