@@ -519,7 +519,8 @@ class Operations:
         Raises
         ------
         MemoryError
-            If there is no room for the copies; nothing has changed then.
+            If there is no room for the copies. Some arrays have given memory back then and others not; every answer is
+            what it was.
         """
         movers = kernels("compaction")
         with self._lock:
@@ -672,6 +673,8 @@ class Operations:
             pins.append([name, hold.matched_tokens, hold.block_size, hold.adapter_id, hold.ends_at])
         settings = asdict(state["settings"])
         secret = settings.pop("check_secret")
+        # What memory is there is a matter of the machine that loads.
+        del settings["reserve"]
         write_file(
             path,
             {
@@ -690,7 +693,7 @@ class Operations:
         )
 
     @staticmethod
-    def _state_of_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    def _state_of_file(path: str | os.PathLike[str], reserve: int) -> dict[str, Any]:
         """Read and check everything that a file says, but for what only a recount can tell."""
         meta, arrays = read_file(path)
         try:
@@ -711,9 +714,9 @@ class Operations:
                 for number, (name, matched_tokens, block_size, adapter_id, seconds) in enumerate(meta["pins"])
             }
             saved = {**meta["settings"], "check_secret": None if secret is None else bytes.fromhex(secret)}
-            settings = resolve(**saved)
+            settings = resolve(**saved, reserve=reserve)
             # What is missing or null would come from the environment.
-            if asdict(settings) != saved:
+            if asdict(settings) != {**saved, "reserve": reserve}:
                 raise ValueError("its settings are not complete")
             for name, hold in holds.items():
                 if hold.tokens.size != hold.matched_tokens:

@@ -45,7 +45,7 @@ from metrale_numba.kernels.arrays import PoolArrays
 from metrale_numba.kernels.compile import kernels
 from metrale_numba.kernels.layout import DONE, RECORD, REFUSED, SPILLED, TAIL, WITH_DISKS
 from metrale_numba.operations import NO_ROOM, Operations
-from metrale_numba.settings import as_quotas, resolve
+from metrale_numba.settings import as_quotas, as_reserve, resolve
 from metrale_numba.snapshot_index import to_signed, to_unsigned
 
 _UINT32 = np.dtype(np.uint32)
@@ -156,7 +156,7 @@ class RadixTree(Operations, PrefixCache):
         self._go_live()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> RadixTree:
+    def load(cls, path: str | os.PathLike[str], *, reserve: int = 0) -> RadixTree:
         """Read a cache that :meth:`save` wrote; it answers every later call as the saved one would have.
 
         It has the saved settings, whatever the environment says now, and names the same blocks, slots and keys, so
@@ -166,6 +166,8 @@ class RadixTree(Operations, PrefixCache):
         ----------
         path : str or path-like
             The file.
+        reserve : int, default 0
+            As given to the constructor. It is not saved: another machine has other memory.
 
         Returns
         -------
@@ -177,12 +179,12 @@ class RadixTree(Operations, PrefixCache):
         OSError
             If the file cannot be read.
         CacheFileError
-            If it is no saved cache, is damaged, or is of a newer format. Nothing in it is ever executed.
+            If it is no saved cache, is damaged, or is of another format. Nothing in it is ever executed.
         TypeError, ValueError
-            If `path` is no path.
+            If `path` is no path, or `reserve` is not what it should be.
         """
         cache = cls.__new__(cls)
-        cache.__setstate__(cls._state_of_file(path))
+        cache.__setstate__(cls._state_of_file(path, as_reserve(reserve)))
         try:
             cache.check_integrity()
         except IntegrityError as error:

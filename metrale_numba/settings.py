@@ -16,7 +16,7 @@ import numpy as np
 
 from metrale_numba.arguments import MAX_INT64, as_block_size, as_bool, as_count, as_u64, shown
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "MAX_RESERVE", "Settings", "as_quotas", "resolve"]
+__all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "MAX_RESERVE", "Settings", "as_quotas", "as_reserve", "resolve"]
 
 DEFAULT_BLOCK_SIZE: Final = 16
 """Tokens per block where neither the call nor the constructor says."""
@@ -156,7 +156,7 @@ def resolve(
         check_secret=_secret(check_secret),
         strict=as_bool(strict, "strict"),
         max_pinned_blocks=None if max_pinned_blocks is None else as_count(max_pinned_blocks, "max_pinned_blocks"),
-        reserve=_reserve(reserve),
+        reserve=as_reserve(reserve),
     )
 
 
@@ -171,13 +171,6 @@ def _alpha(value: object, name: str) -> float:
     if not 0 <= value <= MAX_EVICT_ALPHA:
         raise ValueError(f"{name} is {shown(value)}, outside 0..{MAX_EVICT_ALPHA:g}")
     return float(value)
-
-
-def _reserve(value: object) -> int:
-    blocks = as_count(value, "reserve")
-    if blocks > MAX_RESERVE:
-        raise ValueError(f"reserve is {shown(blocks)}, outside 0..{MAX_RESERVE}")
-    return blocks
 
 
 def _secret(value: object) -> bytes | None:
@@ -227,6 +220,22 @@ def _number(variable: str, parse: Callable[[str], _T], wanted: str, default: _T)
     except ValueError:
         _logger.error("%s is %r, but must be %s; the default, %s, holds", variable, text, wanted, default)
         return default
+
+
+def as_reserve(value: object) -> int:
+    """Give a number of blocks to reserve as an int, 0..MAX_RESERVE.
+
+    Raises
+    ------
+    TypeError
+        If `value` is not an integer.
+    ValueError
+        If it is out of range.
+    """
+    blocks = as_count(value, "reserve")
+    if blocks > MAX_RESERVE:
+        raise ValueError(f"reserve is {shown(blocks)}, outside 0..{MAX_RESERVE}")
+    return blocks
 
 
 def as_quotas(quotas: object) -> dict[int, int]:

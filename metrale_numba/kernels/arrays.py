@@ -227,11 +227,11 @@ def address_of(array: npt.NDArray[np.generic]) -> int:
 
 
 def _pool_pages(rows: int, block_size: int) -> dict[str, Pages]:
-    """Pages for the arrays of a pool that a walk reads."""
+    """Pages for the arrays of a pool that a walk reads, those first for which memory is most likely to be short."""
     return {
+        "tokens": Pages(np.uint32, rows, row_shapes(block_size)[0]),
         "nodes": Pages(NODE, rows),
         "links": Pages(LINK, rows),
-        "tokens": Pages(np.uint32, rows, row_shapes(block_size)[0]),
     }
 
 
@@ -473,10 +473,6 @@ class PoolArrays:
 
     def _grow_to(self, rows: int, rehash: Rehash) -> None:
         capacity = self.rows
-        table = self.table
-        if table.shape[0] < table_size(rows):
-            # Entering every row anew takes time for all of them, so it is not done at each step.
-            table = np.full(table_size(max(rows, int(capacity * _GROWTH))), EMPTY_SLOT, np.uint64)
         try:
             for name, pages in self._pages.items():
                 setattr(self, name, None)
@@ -486,7 +482,9 @@ class PoolArrays:
             self.shared.grow_heap(rows - capacity)
             # Counted before it is used: counted twice after an interruption, it only makes the heap too large.
             self.shared.pool_rows += rows - capacity
-            if table is not self.table:
+            if self.table.shape[0] < table_size(rows):
+                # Entering every row anew takes time for all of them, so it is not done at each step.
+                table = np.full(table_size(max(rows, int(capacity * _GROWTH))), EMPTY_SLOT, np.uint64)
                 rehash(self.table, table)
                 self.table = table
             capacity = rows
@@ -533,7 +531,7 @@ class PoolArrays:
         suffix_rows = int(header[POOL_NUM_SUFFIXES])
         moved_pages = _pool_pages(rows, self.block_size)
         moved: dict[str, npt.NDArray[Any]] = {
-            **{name: pages.array() for name, pages in moved_pages.items()},
+            **{name: moved_pages[name].array() for name in ("nodes", "links", "tokens")},
             "disks": np.full(rows if header[POOL_DISK_ROWS] else 0, NONE, np.uint32),
             "table": np.full(table_size(rows), EMPTY_SLOT, np.uint64),
             "suffixes": np.full(suffix_rows, 0, SUFFIX),
