@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import CANDIDATES_MOVED, tally
 from metrale_numba.kernels.layout import (
     CHILDREN,
     NONE,
@@ -34,6 +35,7 @@ _LOW_HALF = np.uint64(0xFFFF_FFFF)
 
 @register_jitable(forceinline=True)
 def _put(shared, stamps, nodes, place, stamp, node):
+    tally(CANDIDATES_MOVED, 1)
     stamps[place] = stamp
     nodes[place] = node
     pools = int64_view(shared[SHARED_POOLS], shared[SHARED_NUM_POOLS])

@@ -119,9 +119,12 @@ def kernels(group: str) -> Mapping[str, Callable[..., Any]]:
 def _compile(group: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> dict[str, Callable[..., Any]]:
     import numba
 
+    from metrale_numba.kernels import counting
+
     if numba.config.DISABLE_JIT:
         raise RuntimeError("metrale_numba needs its kernels compiled; unset NUMBA_DISABLE_JIT")
-    directory = _cache_directory()
+    # Kernels that count their work write to an address of this process, so they are of no use to another.
+    directory = None if counting.IS_ON else _cache_directory()
     kernel_cache = None if directory is None else _cache_class(directory)
     compiled: dict[str, Callable[..., Any]] = {}
     announced = bool(_compiled)
@@ -158,12 +161,14 @@ def _digest() -> str:
     import llvmlite
     import numba
 
+    from metrale_numba.kernels import counting
+
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     versions = (platform.python_implementation(), sys.version, numba.__version__, llvmlite.__version__)
     flags = [(flag, getattr(numba.config, flag, None)) for flag in _CODE_FLAGS]
-    digest.update(repr((versions, flags)).encode())
+    digest.update(repr((versions, flags, counting.IS_ON)).encode())
     return digest.hexdigest()[:20]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import ENTRIES_LOOKED_AT, tally
 from metrale_numba.kernels.hashing import advance_check, advance_key, first_check, first_key, table_hash
 from metrale_numba.kernels.layout import (
     DEPTH_CLASSES,
@@ -49,7 +50,7 @@ from metrale_numba.kernels.layout import (
     TAIL,
 )
 from metrale_numba.kernels.memory import entry_view, floor_view, int64_view, node_view, uint32_view, uint64_view
-from metrale_numba.kernels.tables import add_row, home_slot, next_slot, remove_row, replace_row, row_of
+from metrale_numba.kernels.tables import add_row, first_slot, next_slot, remove_row, replace_row, row_of
 
 _EMPTY = np.uint64(EMPTY_SLOT)
 _HALF_WORD = np.uint64(32)
@@ -70,9 +71,10 @@ def find_key(index, key):
     entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     table = uint64_view(index[INDEX_KEYS], index[INDEX_TABLE_SIZE])
     hash32 = hash_in(index, key)
-    slot = home_slot(hash32, table.size)
+    slot = first_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
+            tally(ENTRIES_LOOKED_AT, 1)
             row = row_of(table[slot])
             if entries[row].key == key:
                 return row
@@ -86,9 +88,10 @@ def find_usable(index, check, depth, session, hermetic):
     entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     table = uint64_view(index[INDEX_CHECKS], index[INDEX_TABLE_SIZE])
     hash32 = hash_in(index, check)
-    slot = home_slot(hash32, table.size)
+    slot = first_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
+            tally(ENTRIES_LOOKED_AT, 1)
             row = row_of(table[slot])
             is_own = session != 0 and entries[row].session == np.uint64(session)
             is_private = hermetic or entries[row].flags & np.uint32(TAIL) != np.uint32(0)
@@ -105,9 +108,10 @@ def find_of_session(index, session):
     table = uint64_view(index[INDEX_SESSIONS], index[INDEX_TABLE_SIZE])
     hash32 = hash_in(index, np.uint64(session))
     first = np.int64(-1)
-    slot = home_slot(hash32, table.size)
+    slot = first_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
+            tally(ENTRIES_LOOKED_AT, 1)
             row = row_of(table[slot])
             if entries[row].session == np.uint64(session) and (first < 0 or row < first):
                 first = row
@@ -119,7 +123,7 @@ def find_of_session(index, session):
 def _find_floor(index, hash32, state):
     table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_FLOOR_TABLE_SIZE])
     floors = floor_view(index[INDEX_FLOORS], index[INDEX_ROWS])
-    slot = home_slot(hash32, table.size)
+    slot = first_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
             row = row_of(table[slot])
@@ -134,7 +138,7 @@ def is_floor(index, hash32, state):
     """Whether a node with a check hash, and the hash32 of it, is the floor of an entry."""
     # Most nodes are not, and in a table with so much room the home slot tells, most often.
     table = uint64_view(index[INDEX_FLOOR_TABLE], index[INDEX_FLOOR_TABLE_SIZE])
-    if table[home_slot(hash32, table.size)] == _EMPTY:
+    if table[first_slot(hash32, table.size)] == _EMPTY:
         return False
     return _find_floor(index, hash32, state) >= 0
 
@@ -156,7 +160,7 @@ def _mark_node(index, hash32, state, is_on):
     pool = int64_view(index[INDEX_POOL], POOL_FIELDS)
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
-    slot = home_slot(hash32, table.size)
+    slot = first_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
             row = row_of(table[slot])

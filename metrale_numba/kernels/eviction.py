@@ -10,6 +10,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from metrale_numba.kernels.candidates import remove_at, update_candidate
+from metrale_numba.kernels.counting import CANDIDATES_MOVED, NODES_VISITED, tally
 from metrale_numba.kernels.layout import (
     CHILDREN,
     NONE,
@@ -105,6 +106,7 @@ def _sift_down(stamps, members, size, place):
             below += 1
         if stamps[place] <= stamps[below]:
             return
+        tally(CANDIDATES_MOVED, 1)
         stamps[place], stamps[below] = stamps[below], stamps[place]
         members[place], members[below] = members[below], members[place]
         place = below
@@ -116,6 +118,7 @@ def _collect_candidates(pool, nodes, links, root, stamps, members, size):
     number = np.uint64(pool[POOL_NUMBER]) << _HALF_WORD
     row = root
     while True:
+        tally(NODES_VISITED, 1)
         if links[row].first_child != np.uint32(NONE):
             row = np.int64(links[row].first_child)
             continue

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import TOKENS_HASHED, TOKENS_KEYED, tally
 from metrale_numba.kernels.layout import CHECK_GROUP, NUM_POWERS
 from metrale_numba.kernels.memory import dot_16, multiply_add, multiply_high
 
@@ -28,6 +29,7 @@ CHECK_START = np.uint64(1)
 @register_jitable(forceinline=True)
 def advance_key(key, tokens, start, stop):
     """Tier key of a prefix with `key`, lengthened by ``tokens[start:stop]``."""
+    tally(TOKENS_KEYED, stop - start)
     for position in range(start, stop):
         key = (key ^ np.uint64(tokens[position])) * FNV_PRIME
     return key
@@ -78,6 +80,7 @@ def advance_group(check, tokens, start, powers):
     # Of no use but to be checked in a build with bounds checks.
     _ = tokens[start + np.uint64(CHECK_GROUP - 1)]
     _ = powers[np.uint64(NUM_POWERS - 1)]
+    tally(TOKENS_HASHED, CHECK_GROUP)
     high, low = dot_16(tokens, start, powers, np.uint64(CHECK_GROUP + 1))
     return _append(check, powers[np.uint64(CHECK_GROUP)], high, low)
 
@@ -91,6 +94,7 @@ def advance_check(check, tokens, start, stop, powers):
         check = advance_group(check, tokens, position, powers)
         position += np.uint64(CHECK_GROUP)
     group = end - position
+    tally(TOKENS_HASHED, group)
     if group > np.uint64(0):
         high = np.uint64(0)
         low = np.uint64(0)

@@ -10,6 +10,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from metrale_numba.kernels.candidates import update_candidate
+from metrale_numba.kernels.counting import NODES_ADDED, TOKENS_COPIED, tally
 from metrale_numba.kernels.entries import is_floor
 from metrale_numba.kernels.hashing import advance_check, advance_group, first_check, table_hash
 from metrale_numba.kernels.layout import (
@@ -101,6 +102,7 @@ def _take_row(pool, nodes):
 def _add_root(pool, nodes, links, adapter):
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
+    tally(NODES_ADDED, 1)
     row = _take_row(pool, nodes)
     nodes[row].stamp = adapter
     nodes[row].state = first_check(np.uint64(adapter), powers)
@@ -130,6 +132,8 @@ def _add_child(pool, nodes, links, chunks, powers, parent, tokens, start, block_
 
     Its stamp, count and block are the caller's to write, and it is not in the table yet.
     """
+    tally(NODES_ADDED, 1)
+    tally(TOKENS_COPIED, block_size)
     row = _take_row(pool, nodes)
     at = np.uint64(row)
     above = np.uint64(parent)
@@ -201,6 +205,8 @@ def _add_run(pool, tokens, block_table, out, parent, block, stop, stamp, num_out
     end = np.uint64(stop)
     listed = np.uint64(num_out)
     while at < end:
+        tally(NODES_ADDED, 1)
+        tally(TOKENS_COPIED, COMMON_BLOCK_SIZE)
         row = np.uint64(used)
         if free < 0:
             used += 1
@@ -328,6 +334,7 @@ def _set_suffix(pool, nodes, links, node, tokens, start, block, disk):
     suffixes = suffix_view(pool[POOL_SUFFIXES], pool[POOL_SUFFIX_ROWS])
     suffix_tokens = uint32_view(pool[POOL_SUFFIX_TOKENS], pool[POOL_SUFFIX_ROWS] * width)
     row = _take_suffix(pool)
+    tally(TOKENS_COPIED, tokens.size - start)
     for i in range(tokens.size - start):
         suffix_tokens[row * width + i] = tokens[start + i]
     suffixes[row].length = np.uint32(tokens.size - start)

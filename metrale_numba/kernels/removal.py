@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import NODES_REMOVED, tally
 from metrale_numba.kernels.hashing import table_hash
 from metrale_numba.kernels.layout import (
     HAS_SUFFIX,
@@ -77,6 +78,7 @@ def _free_row(shared, pool, nodes, row):
     """Take a row out of the table and put it on the free list."""
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
     remove_row(table, table_hash(nodes[row].state, np.uint64(shared[SHARED_MULTIPLIER])), row)
+    tally(NODES_REMOVED, 1)
     nodes[row].parent = np.uint32(NONE)
     nodes[row].block = np.uint32(pool[POOL_FREE] & NONE)
     pool[POOL_FREE] = row

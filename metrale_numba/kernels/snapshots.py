@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import ENTRIES_LOOKED_AT, NODES_CLIMBED, tally
 from metrale_numba.kernels.entries import (
     WORD_BITS,
     add_resident,
@@ -113,6 +114,7 @@ def drop_adapter(index, adapter, slots_out, keys_out):
     entries = entry_view(index[INDEX_ENTRIES], index[INDEX_ROWS])
     row = np.int64(0)
     while row < index[INDEX_SIZE]:
+        tally(ENTRIES_LOOKED_AT, 1)
         if entries[row].adapter != np.uint64(adapter):
             row += 1
             continue
@@ -166,6 +168,7 @@ def deepest_by_marks(index, nodes, block_size, row, level, tokens, matched_token
             return np.int64(-1)
         row = np.int64(nodes[row].parent)
         level -= 1
+        tally(NODES_CLIMBED, 1)
 
 
 @register_jitable
@@ -189,6 +192,7 @@ def deepest_by_depths(index, nodes, block_size, node, level, tokens, matched_tok
             word = word ^ (_ONE << np.uint64(bit))
             depth = bottom + bit
             while level > depth // block_size:
+                tally(NODES_CLIMBED, 1)
                 node = np.int64(nodes[node].parent)
                 level -= 1
             check = advance_check(nodes[node].state, tokens, level * block_size, depth, powers)
@@ -298,6 +302,7 @@ def evict_slot(index, slot):
     residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
     found = np.int64(-1)
     for i in range(index[INDEX_NUM_RESIDENTS]):
+        tally(ENTRIES_LOOKED_AT, 1)
         row = np.int64(residents[i])
         if entries[row].slot == slot and (found < 0 or row < found):
             found = row

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import SLOTS_PROBED, tally
 from metrale_numba.kernels.layout import EMPTY_SLOT
 
 _EMPTY = np.uint64(EMPTY_SLOT)
@@ -19,13 +20,21 @@ _LOW_HALF = np.uint64(0xFFFF_FFFF)
 
 @register_jitable(forceinline=True)
 def home_slot(hash32, size):
-    """Where the search for a hash begins."""
+    """Where a hash belongs."""
     return np.int64((hash32 * np.uint64(size)) >> _HALF_WORD)
+
+
+@register_jitable(forceinline=True)
+def first_slot(hash32, size):
+    """Where the search for a hash begins."""
+    tally(SLOTS_PROBED, 1)
+    return home_slot(hash32, size)
 
 
 @register_jitable(forceinline=True)
 def next_slot(slot, size):
     """Where the search goes on."""
+    tally(SLOTS_PROBED, 1)
     slot += 1
     return np.int64(0) if slot == size else slot
 
@@ -40,7 +49,7 @@ def row_of(value):
 def add_row(table, hash32, row):
     """Enter a row that is not in the table yet."""
     size = table.size
-    slot = home_slot(hash32, size)
+    slot = first_slot(hash32, size)
     while table[slot] != _EMPTY:
         slot = next_slot(slot, size)
     table[slot] = (hash32 << _HALF_WORD) | np.uint64(row)
@@ -51,7 +60,7 @@ def slot_of(table, hash32, row):
     """The slot of a row that is in the table."""
     value = (hash32 << _HALF_WORD) | np.uint64(row)
     size = table.size
-    slot = home_slot(hash32, size)
+    slot = first_slot(hash32, size)
     while table[slot] != value:
         slot = next_slot(slot, size)
     return slot
@@ -89,6 +98,7 @@ def remove_row(table, hash32, row):
 def rehash(old, new):
     """Enter every row of the table `old` into the empty, larger table `new`."""
     for slot in range(old.size):
+        tally(SLOTS_PROBED, 1)
         value = old[slot]
         if value != _EMPTY:
             add_row(new, value >> _HALF_WORD, row_of(value))

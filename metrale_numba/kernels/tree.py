@@ -9,6 +9,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from metrale_numba.kernels.candidates import update_candidate
+from metrale_numba.kernels.counting import NODES_CLIMBED, NODES_VISITED, tally
 from metrale_numba.kernels.layout import (
     CHILDREN,
     HAS_SNAPSHOTS,
@@ -96,6 +97,7 @@ def _hold_run(pool, tokens, blocks_out, node, matched, full, stamp):
     while block < stop:
         prefetch(chunks, (at + _AHEAD) * np.uint64(COMMON_BLOCK_SIZE))
         prefetch(nodes, at + _AHEAD)
+        tally(NODES_VISITED, 1)
         if nodes[at].parent != np.uint32(at - _ONE) or not same_chunk(chunks, at, tokens, block):
             break
         count = nodes[at].count
@@ -130,6 +132,7 @@ def _release_run(pool, tokens, node, block, full):
     stop = done + min(np.uint64(full) - done, np.uint64(pool[POOL_USED]) - at)
     freed = np.uint64(0)
     while done < stop:
+        tally(NODES_VISITED, 1)
         if nodes[at].parent != np.uint32(at - _ONE) or not same_chunk(chunks, at, tokens, done):
             break
         count = nodes[at].count
@@ -318,6 +321,7 @@ def lookup(address, tokens, out, session, adapter, flags):
     if with_disks:
         row = node
         for i in range(num_blocks - 1, -1, -1):
+            tally(NODES_CLIMBED, 1)
             disk = _disk_of(pool, row)
             out[room + i] = disk
             if disk != np.uint32(NONE):

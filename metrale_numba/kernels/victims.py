@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import ENTRIES_LOOKED_AT, tally
 from metrale_numba.kernels.entries import TAIL_OR_SIBLING
 from metrale_numba.kernels.hashing import table_hash
 from metrale_numba.kernels.layout import (
@@ -22,7 +23,7 @@ from metrale_numba.kernels.layout import (
     INDEX_TAIL_PROTECT,
 )
 from metrale_numba.kernels.memory import entry_view, uint32_view
-from metrale_numba.kernels.tables import home_slot, next_slot
+from metrale_numba.kernels.tables import first_slot, next_slot
 
 
 @register_jitable
@@ -49,8 +50,9 @@ def _newest_by_session(index, entries, residents, size):
     group = np.empty(size, np.int64)
     multiplier = np.uint64(index[INDEX_MULTIPLIER])
     for i in range(size):
+        tally(ENTRIES_LOOKED_AT, 1)
         row = np.int64(residents[i])
-        slot = home_slot(table_hash(entries[row].session, multiplier), places.size)
+        slot = first_slot(table_hash(entries[row].session, multiplier), places.size)
         while places[slot] >= 0 and entries[np.int64(residents[places[slot]])].session != entries[row].session:
             slot = next_slot(slot, places.size)
         if places[slot] < 0:
@@ -82,6 +84,7 @@ def victim(index, alpha):
         and index[INDEX_EVICTIONS_SINCE_LOOKUP] < index[INDEX_TAIL_LEASE_TTL]
     )
     for i in range(size):
+        tally(ENTRIES_LOOKED_AT, 1)
         row = np.int64(residents[i])
         least_stamp = min(least_stamp, entries[row].stamp)
         greatest_stamp = max(greatest_stamp, entries[row].stamp)
@@ -95,6 +98,7 @@ def victim(index, alpha):
     stalest = np.int64(0)
     least_score = np.float64(0.0)
     for i in range(size):
+        tally(ENTRIES_LOOKED_AT, 1)
         row = np.int64(residents[i])
         if passing_over and _is_leased(index, entries, row):
             continue
@@ -117,6 +121,7 @@ def oldest(index):
     residents = uint32_view(index[INDEX_RESIDENTS], index[INDEX_ROWS])
     oldest = np.int64(residents[0])
     for i in range(1, index[INDEX_NUM_RESIDENTS]):
+        tally(ENTRIES_LOOKED_AT, 1)
         row = np.int64(residents[i])
         if entries[row].stamp < entries[oldest].stamp:
             oldest = row

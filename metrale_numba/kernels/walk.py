@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
+from metrale_numba.kernels.counting import HASHES_AHEAD, NODES_VISITED, SEARCHES, tally
 from metrale_numba.kernels.hashing import advance_check, first_check, table_hash
 from metrale_numba.kernels.layout import (
     CHILDREN,
@@ -48,7 +49,7 @@ from metrale_numba.kernels.memory import (
     uint32_view,
     uint64_view,
 )
-from metrale_numba.kernels.tables import home_slot, next_slot, row_of
+from metrale_numba.kernels.tables import first_slot, home_slot, next_slot, row_of
 
 _EMPTY = np.uint64(EMPTY_SLOT)
 _HALF_WORD = np.uint64(32)
@@ -99,6 +100,7 @@ def begin_walk(pool):
 @register_jitable(forceinline=True)
 def find_child(pool, nodes, chunks, parent, tokens, block, block_size):
     """The child of `parent` whose chunk is the block of tokens with the number `block`, or -1, visible or not."""
+    tally(NODES_VISITED, 1)
     # Blocks that were inserted together stand in consecutive rows, so the next row is most often right.
     row = parent + 1
     if (
@@ -115,6 +117,7 @@ def find_child(pool, nodes, chunks, parent, tokens, block, block_size):
 @register_jitable(forceinline=False)
 def search_child(pool, tokens, parent, block):
     """The same by hash, for a `parent` that has children; when the block before was searched for too, looks ahead."""
+    tally(SEARCHES, 1)
     shared = int64_view(pool[POOL_SHARED], SHARED_FIELDS)
     block_size = pool[POOL_BLOCK_SIZE]
     nodes = node_view(pool[POOL_NODES], pool[POOL_ROWS])
@@ -130,9 +133,10 @@ def search_child(pool, tokens, parent, block):
         state = advance_check(nodes[parent].state, tokens, start, start + block_size, powers)
         hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
-    slot = home_slot(hash32, table.size)
+    slot = first_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
+            tally(NODES_VISITED, 1)
             row = row_of(table[slot])
             if nodes[row].parent == np.uint32(parent) and _same_tokens(
                 chunks, row * block_size, tokens, block * block_size, block_size
@@ -158,6 +162,7 @@ def _look_ahead(pool, tokens, parent, block):
     state = nodes[parent].state
     stop = min(block + LOOK_AHEAD, tokens.size // block_size)
     for ahead in range(block, stop):
+        tally(HASHES_AHEAD, 1)
         start = ahead * block_size
         state = advance_check(state, tokens, start, start + block_size, powers)
         hash32 = table_hash(state, np.uint64(shared[SHARED_MULTIPLIER]))
@@ -166,7 +171,7 @@ def _look_ahead(pool, tokens, parent, block):
     pool[POOL_AHEAD] = stop
     for ahead in range(block, stop):
         hash32 = np.uint64(pool[POOL_HASHES + ahead % LOOK_AHEAD])
-        slot = home_slot(hash32, table.size)
+        slot = first_slot(hash32, table.size)
         while table[slot] != _EMPTY:
             if table[slot] >> _HALF_WORD == hash32:
                 row = np.uint64(row_of(table[slot]))
@@ -187,7 +192,7 @@ def find_root(pool, nodes, adapter):
     powers = uint64_view(shared[SHARED_POWERS], NUM_POWERS)
     hash32 = table_hash(first_check(np.uint64(adapter), powers), np.uint64(shared[SHARED_MULTIPLIER]))
     table = uint64_view(pool[POOL_TABLE], pool[POOL_TABLE_SIZE])
-    slot = home_slot(hash32, table.size)
+    slot = first_slot(hash32, table.size)
     while table[slot] != _EMPTY:
         if table[slot] >> _HALF_WORD == hash32:
             row = row_of(table[slot])
@@ -210,6 +215,7 @@ def find_tail(pool, nodes, chunks, node, tokens, start):
     rest = tokens.size - start
     child = links[node].first_child
     while child != np.uint32(NONE):
+        tally(NODES_VISITED, 1)
         row = np.int64(child)
         if nodes[row].count > np.uint32(0) and _same_tokens(chunks, row * block_size, tokens, start, rest):
             return row, np.int64(-1)
