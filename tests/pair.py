@@ -59,7 +59,7 @@ def load_what_is_saved(cache: Any) -> Any:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory, "cache")
         cache.save(path)
-        return type(cache).load(path)
+        return type(cache).load(path, reserve=cache.settings.reserve)
 
 
 #: The answers, and the fields of answers, that are lists and not arrays, and those that are arrays of keys.

@@ -385,8 +385,8 @@ FAULTS = (
     Fault(
         "kernels-take-arrays-with-gaps",
         MEMORY,
-        "    return ids.strides[0] == _ID_BYTES or ids.size <= 1\n",
-        "    return ids.strides[0] == _ID_BYTES or ids.size >= 0\n",
+        "(ids.strides[0] == _ID_BYTES or ids.size == 1)",
+        "(ids.strides[0] == _ID_BYTES or ids.size >= 1)",
     ),
     Fault(
         "lookup-takes-a-refusal-for-a-miss",

@@ -380,7 +380,7 @@ BEYOND = {
     "compact": {},
     "check_integrity": {},
     "save": {"path": ...},
-    "load": {"path": ...},
+    "load": {"path": ..., "reserve": 0},
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -166,6 +165,22 @@ def test_a_copy_has_the_reserve(way: str, stored: int) -> None:
     twin.check_integrity()
 
 
+def test_a_file_asks_for_no_reserve(tmp_path: Path) -> None:
+    # Whoever can write a file must not decide how much memory its reader takes.
+    RadixTree(block_size=2, reserve=NUM_BLOCKS).save(tmp_path / "cache")
+    cache = RadixTree.load(tmp_path / "cache")
+    assert cache.settings.reserve == 0
+    # The hash table is as large as it was saved.
+    assert sum(cache.memory_usage().values()) < 30 * NUM_BLOCKS
+
+
+@pytest.mark.parametrize(("reserve", "error"), [(-1, ValueError), (2**31 + 1, ValueError), (True, TypeError)])
+def test_a_load_refuses_a_reserve_as_the_constructor_does(tmp_path: Path, reserve: int, error: type[Exception]) -> None:
+    RadixTree().save(tmp_path / "cache")
+    with pytest.raises(error, match="reserve"):
+        RadixTree.load(tmp_path / "cache", reserve=reserve)
+
+
 @pytest.mark.parametrize("stored", [0, 100, NUM_BLOCKS])
 def test_compacting_keeps_the_reserve(stored: int) -> None:
     cache = RadixTree(block_size=2, reserve=NUM_BLOCKS)
@@ -281,17 +296,18 @@ def test_a_reserve_beyond_the_memory_is_a_memory_error_and_leaves_nothing_behind
     assert done.stdout == "all refused\n", done.stderr
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
 def test_a_reserve_takes_its_memory_when_the_cache_is_made() -> None:
+    # Memory that is only promised is taken when it is first touched, and that call waits for it.
     RadixTree()
-    tracemalloc.start()
-    try:
-        cache = RadixTree(reserve=NUM_BLOCKS)
-        taken = tracemalloc.get_traced_memory()[0]
-        one_long_path(cache)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert taken > 100 * NUM_BLOCKS
-    # What the call itself needs: the tokens, the block table, the answer.
-    assert peak < taken + (16 + 4) * 4 * NUM_BLOCKS + 50_000
-    assert used_rows(cache) == NUM_BLOCKS + 1
+    many = 300_000
+    before = resident_bytes()
+    cache = RadixTree(reserve=many)
+    assert resident_bytes() - before > 100 * many
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    one_long_path(cache)
+    # The call's own arrays, of 400 KB, are all that may have to be touched.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults < 400

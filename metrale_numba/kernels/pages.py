@@ -80,6 +80,7 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 
 
 def _explained(error: Exception, size: int) -> Exception:
-    if isinstance(error, OverflowError) or getattr(error, "errno", None) == errno.ENOMEM:
+    # EINVAL is the answer to more than there are addresses.
+    if isinstance(error, OverflowError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EINVAL):
         return MemoryError(f"no memory for an array of {size} bytes")
     return error
