@@ -156,7 +156,7 @@ class RadixTree(Operations, PrefixCache):
         self._go_live()
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, reserve: int = 0) -> RadixTree:
+    def load(cls, path: str | os.PathLike[str], reserve: int = 0) -> RadixTree:
         """Read a cache that :meth:`save` wrote; it answers every later call as the saved one would have.
 
         It has the saved settings, whatever the environment says now, and names the same blocks, slots and keys, so
