@@ -184,7 +184,13 @@ def _as_names(context: click.Context, parameter: click.Parameter, value: str | N
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--peers", "names", metavar="A,B", callback=_as_names, help="Peers to measure.  [default: all]")
+@click.option(
+    "--peers",
+    "names",
+    metavar="A,B",
+    callback=_as_names,
+    help=f"Peers to measure, of {', '.join(PEERS)}.  [default: all]",
+)
 @click.option(
     "--python",
     "pythons",

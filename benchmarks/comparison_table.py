@@ -20,7 +20,9 @@ def notes(comparison: Comparison) -> list[str]:
     """Say how a comparison was made, in sentences that the terminal and the documentation share."""
     machine = comparison.machine
     rounds = len(comparison.rounds[comparison.names[0]])
+    warning = [] if comparison.scale == "full" else ["At a small scale, to see that it runs: the figures say nothing."]
     return [
+        *warning,
         f"{machine['date']}, {machine['processor']}, {machine['cores']} cores, {machine['system']}. "
         f"Medians over {rounds} {'round' if rounds == 1 else 'rounds'}, each of which ran every peer once, in a "
         "process of its own.",
@@ -48,7 +50,12 @@ def print_report(comparison: Comparison) -> None:
     for name in comparison.names:
         versions = ", ".join(f"{package} {version}" for package, version in comparison.versions[name].items())
         console.print(Text(f"{PEERS[name].label} ({versions}): {comparison.calls[name]}."))
-    for missing in comparison.missing:
-        console.print(Text(f"\n{missing.label} ({missing.name}) was not measured, {missing.reason}. To get it:"))
-        for command in missing.recipe:
+    # Several peers may come by the same commands.
+    for recipe in dict.fromkeys(missing.recipe for missing in comparison.missing):
+        console.print()
+        for missing in comparison.missing:
+            if missing.recipe == recipe:
+                console.print(Text(f"{missing.label} ({missing.name}) was not measured, {missing.reason}."))
+        console.print("To get it:")
+        for command in recipe:
             console.print(Text(f"    {command}"))

@@ -163,8 +163,8 @@ def as_matched_tokens(value: object, num_tokens: int) -> int:
     return _as_int_within(value, "matched_tokens", 0, num_tokens)
 
 
-def as_count(value: object, name: str) -> int:
-    """Give a number of things as an int, 0..2^63-1.
+def as_count(value: object, name: str, most: int = MAX_INT64) -> int:
+    """Give a number of things as an int, 0..`most`.
 
     Raises
     ------
@@ -173,9 +173,9 @@ def as_count(value: object, name: str) -> int:
     ValueError
         If it is out of range.
     """
-    if type(value) is int and 0 <= value <= MAX_INT64:
+    if type(value) is int and 0 <= value <= most:
         return value
-    return _as_int_within(value, name, 0, MAX_INT64)
+    return _as_int_within(value, name, 0, most)
 
 
 def as_slot(value: object, name: str = "snapshot_id") -> int:

@@ -625,7 +625,7 @@ class Operations:
                 "hash_keys": self._hash_keys,
                 "quotas": dict(self._quotas),
                 "shared": self._shared.state(),
-                "pools": {block_size: pool.state() for block_size, pool in self._pools.items()},
+                "pools": {block_size: pool.state(self._kernels["rehash"]) for block_size, pool in self._pools.items()},
                 "index": self._index.arrays.state(),
                 "dead_keys": list(self._index.dead_keys),
                 "epoch": self._epoch,

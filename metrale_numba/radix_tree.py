@@ -105,14 +105,16 @@ class RadixTree(Operations, PrefixCache):
     check_secret : bytes, optional
         Derives the key of the check hash, so that replicas agree on check hashes. Default: a random key.
     strict : bool, default False
-        Whether a release that no sequence is entitled to raises :class:`RefcountError` instead of being counted.
+        Whether a release that would drop a reference which no sequence holds raises :class:`RefcountError` instead of
+        being counted. A release of tokens that are not cached, under another adapter say, is not noticed.
     max_pinned_blocks : int, optional
         Full blocks that all pins together may hold. Default: any number.
     quotas : mapping of int to int, optional
         Full blocks that an adapter may have, by adapter id; see :meth:`set_quota`. Default: none.
     reserve : int, default 0
-        Blocks of the default block size for which memory is taken now, about 150 bytes each, so that no insert
-        up to then has to grow an array. What is reserved stays reserved.
+        Blocks of the default block size for which memory is taken now, about 157 bytes each, so that no insert
+        of that block size has to grow an array of the tree up to then. Includes an adapter for each 32 of them, but no
+        snapshots, disk ids or partial suffixes. What is reserved stays reserved.
 
     Raises
     ------

@@ -232,10 +232,7 @@ def as_reserve(value: object) -> int:
     ValueError
         If it is out of range.
     """
-    blocks = as_count(value, "reserve")
-    if blocks > MAX_RESERVE:
-        raise ValueError(f"reserve is {shown(blocks)}, outside 0..{MAX_RESERVE}")
-    return blocks
+    return as_count(value, "reserve", MAX_RESERVE)
 
 
 def as_quotas(quotas: object) -> dict[int, int]:

@@ -18,7 +18,7 @@ from pair import COPIES, without_order
 from state import differences, sizes_of, snapshot_of
 
 from metrale_numba import RadixTree, operations
-from metrale_numba.kernels import arrays, layout
+from metrale_numba.kernels import arrays, layout, pages
 from metrale_numba.kernels.compile import kernels
 
 #: What says how much room there is, what says how much time is left, and what says nothing.
@@ -108,7 +108,8 @@ def test_what_compacting_gives_back_is_what_the_arrays_have_shrunk_by() -> None:
     given_back = cache.compact()
     assert type(given_back) is int
     assert given_back == before - sum(sizes_of(cache).values())
-    assert given_back > 0.9 * before
+    # Rows of floors, once used, are kept.
+    assert given_back > 0.85 * before
     assert cache.lookup(tokens).matched_blocks.tolist() == list(range(100))
     assert cache.lookup(tokens).matched_disk_block_ids.tolist() == list(range(100))
     cache.check_integrity()
@@ -245,9 +246,9 @@ class ShortOfMemory:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
-        return self._counted(found) if name in ("full", "empty", "zeros", "array") else found
+        return self.counted(found) if name in ("full", "empty", "zeros", "array") else found
 
-    def _counted(self, make: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(self, make: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **by_name: Any) -> Any:
             self.left -= 1
             if self.left < 0:
@@ -255,6 +256,13 @@ class ShortOfMemory:
             return make(*arguments, **by_name)
 
         return counted
+
+
+def make_short_of_memory(patch: pytest.MonkeyPatch, left: int) -> None:
+    """Let so many arrays be made, by NumPy or in pages of their own, and then no more."""
+    short = ShortOfMemory(left)
+    patch.setattr(arrays, "np", short)
+    patch.setattr(pages, "_mapped", short.counted(pages._mapped))
 
 
 @pytest.mark.parametrize("reserve", [0, 5000])
@@ -269,7 +277,7 @@ def test_without_memory_for_the_copies_no_answer_changes(reserve: int, monkeypat
     failures = 0
     for left in itertools.count():
         with monkeypatch.context() as patch:
-            patch.setattr(arrays, "np", ShortOfMemory(left))
+            make_short_of_memory(patch, left)
             try:
                 cache.compact()
             except MemoryError:
@@ -292,7 +300,7 @@ def test_without_memory_for_its_first_pool_nothing_at_all_changes(monkeypatch: p
     for left in range(9):
         before = snapshot_of(cache)
         with monkeypatch.context() as patch:
-            patch.setattr(arrays, "np", ShortOfMemory(left))
+            make_short_of_memory(patch, left)
             with pytest.raises(MemoryError):
                 cache.compact()
         assert differences(before, snapshot_of(cache)) == []

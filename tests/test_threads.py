@@ -108,7 +108,7 @@ def test_every_call_is_one_step_under_the_lock(history: tuple[RadixTree, list[in
     assert sorted(order) == list(range(len(made)))
     turns = sum(before // CALLS_A_THREAD != after // CALLS_A_THREAD for before, after in itertools.pairwise(order))
     # Or the threads would have run one after the other.
-    assert turns > 1000
+    assert turns > 200
 
 
 def test_answers_to_threads_are_those_of_the_same_calls_in_their_order(

@@ -50,8 +50,10 @@ def pinned(package: str) -> str:
 # torch first and with its dependencies; then everything else just as it is pinned, since what sglang and vllm ask for
 # contradicts each other and is mostly not needed.
 _ENGINES = (
-    "pip install torch==2.13.0",
-    "pip install --no-deps -r benchmarks/requirements-peers.txt",
+    "python -m venv peers",
+    "peers/bin/pip install torch==2.13.0  # a CPU build is enough",
+    "peers/bin/pip install --no-deps -r benchmarks/requirements-peers.txt",
+    "python -m benchmarks.compare --python peers/bin/python",
 )
 
 PEERS: Mapping[str, Entry] = MappingProxyType(

@@ -187,8 +187,8 @@ def row_shapes(block_size: int) -> tuple[int, int]:
 
 
 def _rows_for(blocks: int) -> int:
-    """Rows for so many blocks that are reserved, and for the roots of some adapters."""
-    return blocks + blocks // 1024 + 16
+    """Rows for so many blocks that are reserved, and for the roots of adapters with 32 blocks each, or more."""
+    return blocks + blocks // 32 + 16
 
 
 def _resize(array: npt.NDArray[np.generic], rows: int) -> None:
@@ -466,7 +466,7 @@ class PoolArrays:
         self._grow_to(self.rows + max(missing, min(more, _MOST_MORE_ROWS)), rehash)
 
     def reserve(self, blocks: int, rehash: Rehash) -> None:
-        """Make room for so many blocks in all, and for the roots of some adapters."""
+        """Make room for so many blocks in all, and for their roots."""
         rows = _rows_for(blocks)
         if rows > self.rows:
             self._grow_to(rows, rehash)
@@ -592,17 +592,19 @@ class PoolArrays:
         all_disks = np.concatenate(disks)
         return np.concatenate([self.nodes["block"][:used][is_node], suffixes["block"]]), all_disks[all_disks != NONE]
 
-    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+    def state(self, rehash: Rehash) -> dict[str, npt.NDArray[np.generic]]:
         """Copies of the arrays, to what is used of them."""
         used = self.header[POOL_USED]
         suffixes_used = self.header[POOL_SUFFIX_USED]
+        table: UInt64Array = np.full(table_size(int(used)), EMPTY_SLOT, np.uint64)
+        rehash(self.table, table)
         return {
             "header": self.header.copy(),
             "nodes": self.nodes[:used].copy(),
             "links": self.links[:used].copy(),
             "tokens": self.tokens[:used].copy(),
             "disks": self.disks[: self.header[POOL_DISK_ROWS]][:used].copy(),
-            "table": self.table.copy(),
+            "table": table,
             "suffixes": self.suffixes[:suffixes_used].copy(),
             "suffix_tokens": self.suffix_tokens[:suffixes_used].copy(),
         }
