@@ -163,11 +163,21 @@ class Operations:
                 np.concatenate([EMPTY_IDS, *(blocks for blocks, _ in stored)]),
                 np.concatenate([EMPTY_IDS, *(disks for _, disks in stored)]),
             )
-            slots, keys = self._index.clear()
-            self._shared.clear(self._pool)
-            self._pins.strike(None)
-            self._epoch += 1
+            slots, keys = self._index.contents()
+            epoch = self._epoch + 1
+            # What was interrupted is done again: half of it would leave tables and counts that do not agree.
+            try:
+                self._forget(epoch)
+            except BaseException:
+                self._forget(epoch)
+                raise
             return Cleared(blocks, slots, np.array(keys, np.uint64))
+
+    def _forget(self, epoch: int) -> None:
+        self._index.arrays.clear()
+        self._shared.clear(self._pool)
+        self._pins.strike(None)
+        self._epoch = epoch
 
     def drop_adapter(self, adapter_id: int) -> Cleared:
         """Forget everything of one adapter, as when its weights changed under the same id.

@@ -411,7 +411,7 @@ class RadixTree(Operations, PrefixCache):
                 released_blocks=np.concatenate([evicted.physical, acquired.released_blocks]),
                 released_disk_block_ids=np.concatenate([evicted.disk_block_ids, acquired.released_disk_block_ids]),
             )
-        except (MemoryError, ValueError):
+        except BaseException:
             self._drop_pool_if_spare(pool)
             raise
 
@@ -429,13 +429,18 @@ class RadixTree(Operations, PrefixCache):
         room = count + 1
         halves = 2 if disk_block_ids.size or self._settings.adopt_blocks else 1
         out = np.empty(halves * room, np.uint32)
+        had_disk_ids = self._has_disk_ids
         while True:
+            # Before the kernel, since an interruption right after it must not leave disk ids that later calls make no
+            # room for.
+            self._has_disk_ids = had_disk_ids or disk_block_ids.size > 0
             # The kernel changes nothing while room is missing.
             status, number, num_disks, num_released, suffix_block, suffix_disk = self._insert_kernel(
                 pool.address, tokens, block_table, disk_block_ids, out, matched_tokens, adapter
             )
             if status == DONE:
                 break
+            self._has_disk_ids = had_disk_ids
             if status == layout.BAD_BLOCK:
                 check_block_table(block_table, tokens.size, pool.block_size)
             elif status == layout.SHORT_OF_ROWS:
@@ -444,8 +449,6 @@ class RadixTree(Operations, PrefixCache):
                 pool.grow_suffixes(number)
             else:
                 pool.add_disks()
-        if num_disks:
-            self._has_disk_ids = True
         released_blocks = out[room : room + num_released] if num_released else EMPTY_IDS
         if suffix_block != NONE:
             released_blocks = np.append(released_blocks, np.uint32(suffix_block))

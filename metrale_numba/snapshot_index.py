@@ -113,13 +113,12 @@ class SnapshotIndex:
         num_slots, num_keys = drop(self.arrays.header, adapter, slots, keys)
         return slots[:num_slots].tolist(), [to_unsigned(key) for key in keys[:num_keys].tolist()]
 
-    def clear(self) -> tuple[list[int], list[int]]:
-        """Remove every entry and return the slots and the spilled keys."""
+    def contents(self) -> tuple[list[int], list[int]]:
+        """List the slots and the spilled keys of all entries."""
         entries = self.arrays.entries[: len(self)]
         is_spilled = entries["flags"] & SPILLED != 0
         slots: list[int] = entries["slot"][~is_spilled].tolist()
         keys: list[int] = entries["key"][is_spilled].tolist()
-        self.arrays.clear()
         return slots, keys
 
     def evict_lru(self) -> int | None:

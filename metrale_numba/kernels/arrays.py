@@ -204,17 +204,10 @@ def _publish(header: Int64Array, arrays: Mapping[int, npt.NDArray[np.generic]], 
     """Write where arrays are now, and how large, into a header.
 
     A signal's handler may raise between any two steps, KeyboardInterrupt above all, and a header that is half
-    written leads kernels into freed memory. So every growth ends here, also one that fails, and what is
-    interrupted here is done again.
+    written leads kernels into freed memory. So every growth ends here, also one that fails, and whatever leads here
+    is done again if it is interrupted: each caller has the lines for that, since a function of their own could be
+    interrupted before its first.
     """
-    try:
-        _write(header, arrays, sizes)
-    except BaseException:
-        _write(header, arrays, sizes)
-        raise
-
-
-def _write(header: Int64Array, arrays: Mapping[int, npt.NDArray[np.generic]], sizes: Mapping[int, int]) -> None:
     for field, array in arrays.items():
         header[field] = address_of(array)
     for field, size in sizes.items():
@@ -301,13 +294,21 @@ class SharedArrays:
                 try:
                     _resize(self._addresses, 2 * number)
                 finally:
-                    _publish(self.header, {SHARED_POOLS: self._addresses}, {})
+                    try:
+                        _publish(self.header, {SHARED_POOLS: self._addresses}, {})
+                    except BaseException:
+                        _publish(self.header, {SHARED_POOLS: self._addresses}, {})
+                        raise
         pool = PoolArrays(self, number, block_size)
         if self._free_numbers:
             self._free_numbers.pop()
         else:
             self.header[SHARED_NUM_POOLS] += 1
-        self._enter_pool(pool)
+        try:
+            self._enter_pool(pool)
+        except BaseException:
+            self._enter_pool(pool)
+            raise
         return pool
 
     def _enter_pool(self, pool: PoolArrays) -> None:
@@ -381,15 +382,18 @@ class SharedArrays:
 
     def compact_heap(self) -> None:
         """Give back the room that the heap has beyond a place for each row."""
-        stamps = self.heap_stamps[: self.pool_rows].copy()
-        nodes = self.heap_nodes[: self.pool_rows].copy()
-        self.header[SHARED_HEAP_ROWS] = min(self.pool_rows, int(self.header[SHARED_HEAP_ROWS]))
+        rows = min(self.pool_rows, int(self.header[SHARED_HEAP_ROWS]))
+        stamps = self.heap_stamps[:rows].copy()
+        nodes = self.heap_nodes[:rows].copy()
         try:
             self.heap_stamps = stamps
             self.heap_nodes = nodes
         finally:
-            arrays = {SHARED_HEAP_STAMPS: self.heap_stamps, SHARED_HEAP_NODES: self.heap_nodes}
-            _publish(self.header, arrays, {})
+            try:
+                self._publish_heap(rows)
+            except BaseException:
+                self._publish_heap(rows)
+                raise
 
     def grow_heap(self, more: int) -> None:
         """Make room for `more` rows than the pools have now: a release or an eviction must never have to grow."""
@@ -398,9 +402,16 @@ class SharedArrays:
             _resize(self.heap_stamps, rows)
             _resize(self.heap_nodes, rows)
         finally:
-            capacity = min(self.heap_stamps.shape[0], self.heap_nodes.shape[0])
-            arrays = {SHARED_HEAP_STAMPS: self.heap_stamps, SHARED_HEAP_NODES: self.heap_nodes}
-            _publish(self.header, arrays, {SHARED_HEAP_ROWS: capacity})
+            try:
+                self._publish_heap(rows)
+            except BaseException:
+                self._publish_heap(rows)
+                raise
+
+    def _publish_heap(self, rows: int) -> None:
+        capacity = min(rows, self.heap_stamps.shape[0], self.heap_nodes.shape[0])
+        arrays = {SHARED_HEAP_STAMPS: self.heap_stamps, SHARED_HEAP_NODES: self.heap_nodes}
+        _publish(self.header, arrays, {SHARED_HEAP_ROWS: capacity})
 
 
 class PoolArrays:
@@ -489,8 +500,11 @@ class PoolArrays:
                 self.table = table
             capacity = rows
         finally:
-            self._view_pages()
-            self._publish_rows(capacity)
+            try:
+                self._publish_rows(capacity)
+            except BaseException:
+                self._publish_rows(capacity)
+                raise
 
     def _view_pages(self) -> None:
         """Have the arrays as they are in their pages now."""
@@ -502,7 +516,11 @@ class PoolArrays:
         try:
             self._resize_disks(self.rows)
         finally:
-            self._publish_rows(self.rows)
+            try:
+                self._publish_rows(self.rows)
+            except BaseException:
+                self._publish_rows(self.rows)
+                raise
 
     def _resize_disks(self, rows: int) -> None:
         before = self.disks.shape[0]
@@ -511,6 +529,7 @@ class PoolArrays:
 
     def _publish_rows(self, rows: int) -> None:
         """Tell the kernels where the arrays are, of which `rows` rows may be used."""
+        self._view_pages()
         arrays = {
             POOL_NODES: self.nodes,
             POOL_LINKS: self.links,
@@ -548,13 +567,20 @@ class PoolArrays:
                 header, new_rows, addresses, rows, table_size(rows), num_rows, suffix_rows, num_suffixes
             )
         finally:
-            # Whatever interrupts here: the header names these arrays or the earlier ones, and those must be kept.
-            if header[POOL_NODES] == addresses[0]:
-                self._pages = moved_pages
-                for name, array in moved.items():
-                    setattr(self, name, array)
+            try:
+                self._keep(moved_pages, moved, addresses)
+            except BaseException:
+                self._keep(moved_pages, moved, addresses)
+                raise
         if more < 0:
             self.shared.pool_rows += more
+
+    def _keep(self, pages: dict[str, Pages], arrays: dict[str, npt.NDArray[Any]], addresses: Int64Array) -> None:
+        """Have the arrays that were moved to, if that is what the header names by now, or else the earlier ones."""
+        if self.header[POOL_NODES] == addresses[0]:
+            self._pages = pages
+            for name, array in arrays.items():
+                setattr(self, name, array)
 
     def forget(self) -> None:
         """Become empty, but keep the arrays."""
@@ -572,9 +598,16 @@ class PoolArrays:
             _resize(self.suffixes, rows)
             _resize(self.suffix_tokens, rows)
         finally:
-            capacity = min(self.suffixes.shape[0], self.suffix_tokens.shape[0])
-            arrays = {POOL_SUFFIXES: self.suffixes, POOL_SUFFIX_TOKENS: self.suffix_tokens}
-            _publish(self.header, arrays, {POOL_SUFFIX_ROWS: capacity})
+            try:
+                self._publish_suffixes()
+            except BaseException:
+                self._publish_suffixes()
+                raise
+
+    def _publish_suffixes(self) -> None:
+        capacity = min(self.suffixes.shape[0], self.suffix_tokens.shape[0])
+        arrays = {POOL_SUFFIXES: self.suffixes, POOL_SUFFIX_TOKENS: self.suffix_tokens}
+        _publish(self.header, arrays, {POOL_SUFFIX_ROWS: capacity})
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
         """Every array of this pool by name, its header included."""
@@ -712,10 +745,18 @@ class IndexArrays:
             tables = grown
             capacity = rows
         finally:
-            for name, table in tables.items():
-                setattr(self, name, table)
-            arrays = {field: getattr(self, name) for name, field in _INDEX_ARRAYS.items()}
-            _publish(self.header, arrays, {**self._table_sizes(), INDEX_ROWS: capacity})
+            try:
+                self._publish_entries(tables, capacity)
+            except BaseException:
+                self._publish_entries(tables, capacity)
+                raise
+
+    def _publish_entries(self, others: Mapping[str, npt.NDArray[Any]], rows: int) -> None:
+        """Have other arrays in place of some, and tell the kernels where all are, of which `rows` may be used."""
+        for name, array in others.items():
+            setattr(self, name, array)
+        arrays = {field: getattr(self, name) for name, field in _INDEX_ARRAYS.items()}
+        _publish(self.header, arrays, {**self._table_sizes(), INDEX_ROWS: rows})
 
     def compact(self, rehash: Rehash) -> None:
         """Give back the room beyond the entries that there are."""
@@ -730,20 +771,11 @@ class IndexArrays:
         for name in _INDEX_TABLES:
             arrays[name] = _index_table(name, rows)
             rehash(getattr(self, name), arrays[name])
-        # From here on no kernel uses more than this of the arrays, the earlier ones or these.
-        header[INDEX_ROWS] = rows
-        self._take(arrays)
-
-    def _take(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Have other arrays, and let the header name just those that are kept, wherever an interruption falls."""
         try:
-            for name, array in arrays.items():
-                setattr(self, name, array)
-        finally:
-            for name, array in arrays.items():
-                setattr(self, name, array)
-            fields = {_INDEX_ARRAYS[name]: array for name, array in arrays.items()}
-            _publish(self.header, fields, self._table_sizes())
+            self._publish_entries(arrays, rows)
+        except BaseException:
+            self._publish_entries(arrays, rows)
+            raise
 
     def _table_sizes(self) -> dict[int, int]:
         return {INDEX_TABLE_SIZE: self.keys.shape[0], INDEX_FLOOR_TABLE_SIZE: self.floor_table.shape[0]}

@@ -398,8 +398,11 @@ def insert(address, tokens, block_table, disk_ids, out, matched_tokens, adapter)
     if not (is_whole(tokens) and is_whole(block_table)):
         return np.int64(REFUSED), zero, zero, zero, zero, zero
     full = np.int64(tokens.size // block_size)
-    count = min(full, np.int64(block_table.size))
-    has_suffix = tokens.size % block_size > 0 and block_table.size > full
+    # Another thread may have lengthened the caller's array since the room was made.
+    has_halves = disk_ids.size > 0 or shared[SHARED_ADOPT_BLOCKS] != 0
+    room = half if has_halves else np.int64(out.size)
+    count = min(full, np.int64(block_table.size), room)
+    has_suffix = tokens.size % block_size > 0 and block_table.size > full and full < room
     for i in range(count + 1 if has_suffix else count):
         if block_table[i] == np.uint32(NONE):
             return np.int64(BAD_BLOCK), np.int64(i), zero, zero, zero, zero

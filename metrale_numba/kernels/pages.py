@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+# EINVAL is the answer to more than there are addresses, EAGAIN to more than may be locked in memory.
+_NO_MEMORY = (errno.ENOMEM, errno.EINVAL, errno.EAGAIN)
+
 
 class Pages:
     """An array that owns its pages. Whoever holds its array must let go of it before it grows.
@@ -80,7 +83,6 @@ def _mapped(num_bytes: int) -> mmap.mmap:
 
 
 def _explained(error: Exception, size: int) -> Exception:
-    # EINVAL is the answer to more than there are addresses.
-    if isinstance(error, OverflowError) or getattr(error, "errno", None) in (errno.ENOMEM, errno.EINVAL):
+    if isinstance(error, OverflowError) or getattr(error, "errno", None) in _NO_MEMORY:
         return MemoryError(f"no memory for an array of {size} bytes")
     return error

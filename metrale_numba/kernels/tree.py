@@ -147,7 +147,7 @@ def _release_run(pool, tokens, node, block, full):
 
 
 @register_jitable(forceinline=True)
-def _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out):
+def _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out, room):
     """Reference and stamp the visible full blocks of `tokens`; their block ids go to `blocks_out`.
 
     Returns their number, the deepest node (the root if none), and the deepest with a mark and how deep that is.
@@ -156,7 +156,8 @@ def _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out):
     links = link_view(pool[POOL_LINKS], pool[POOL_ROWS])
     begin_walk(pool)
     block_size = pool[POOL_BLOCK_SIZE]
-    full = tokens.size // block_size
+    # Another thread may have lengthened the caller's array since the room was made.
+    full = min(tokens.size // block_size, room)
     stamp = shared[SHARED_CLOCK] + 1
     ordered = shared[SHARED_PARTIAL_TAILS] != 0
     node = root
@@ -247,7 +248,7 @@ def pin(pool, tokens, blocks_out, adapter):
     root = find_root(pool, nodes, adapter)
     if root < 0:
         return np.int64(0)
-    matched, node, _, _ = _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out)
+    matched, node, _, _ = _hold_prefix(pool, nodes, chunks, tokens, root, blocks_out, np.int64(blocks_out.size))
     matched_tokens = matched * pool[POOL_BLOCK_SIZE]
     if has_tail(pool, tokens, matched):
         child, suffix = find_tail(pool, nodes, chunks, node, tokens, matched_tokens)
@@ -277,7 +278,7 @@ def lookup(address, tokens, out, session, adapter, flags):
     block_size = pool[POOL_BLOCK_SIZE]
     record = flags & RECORD
     with_disks = flags & WITH_DISKS != 0
-    room = np.int64(out.size // 2)
+    room = np.int64(out.size // 2) if with_disks else np.int64(out.size)
     root = find_root(pool, nodes, adapter)
     num_blocks = np.int64(0)
     matched_tokens = np.int64(0)
@@ -287,9 +288,9 @@ def lookup(address, tokens, out, session, adapter, flags):
     marked = root
     level = np.int64(0)
     if root >= 0:
-        num_blocks, node, marked, level = _hold_prefix(pool, nodes, chunks, tokens, root, out)
+        num_blocks, node, marked, level = _hold_prefix(pool, nodes, chunks, tokens, root, out, room)
         matched_tokens = num_blocks * block_size
-        if has_tail(pool, tokens, num_blocks):
+        if num_blocks < room and has_tail(pool, tokens, num_blocks):
             child, suffix = find_tail(pool, nodes, chunks, node, tokens, matched_tokens)
             tail_disk = np.uint32(NONE)
             if child >= 0:
