@@ -3,7 +3,7 @@
 usage: python tests/planted_faults.py [-j N] [--tests FILE] [NAME ...]
 
 It relies on the source tree it stands in, and leaves it alone: package and tests are copied to a temporary directory,
-where each fault gets a directory and a cache of compiled kernels of its own. It promises to fail, with status 1, if a
+where each fault gets a directory of its own, and compiled kernels but for those that import what it changes. It promises to fail, with status 1, if a
 fault is noticed by no test, if one cannot be planted or does not compile, and if the tests fail without any.
 """
 
@@ -48,8 +48,11 @@ WRONG_PACKAGE = 91
 RUN_TESTS = f"""
 import pathlib, sys, traceback
 import {PACKAGE}
+import {PACKAGE}.kernels.compile as compiling
 if pathlib.Path({PACKAGE}.__file__).resolve().parent != pathlib.Path("{PACKAGE}").resolve():
     sys.exit({WRONG_PACKAGE})
+# Kernels that no fault can touch come compiled from the run without any, which has other sources.
+compiling._digest = lambda: "kept"
 try:
     {PACKAGE}.warmup()
 except Exception:
@@ -579,6 +582,28 @@ def plant(fault: Fault, package: pathlib.Path) -> None:
     source.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
 
 
+def modules_that_use(module: str) -> set[str]:
+    """The modules of kernels that import one, themselves or through others, and that one."""
+    imports = {
+        path.stem: set(re.findall(rf"^from {PACKAGE}\.kernels\.(\w+) import", path.read_text(), re.MULTILINE))
+        for path in (ROOT / PACKAGE / "kernels").glob("*.py")
+    }
+    found = {module}
+    while more := {name for name, imported in imports.items() if imported & found} - found:
+        found |= more
+    return found
+
+
+def bring_kernels(fault: Fault, kept: pathlib.Path, copy: pathlib.Path) -> None:
+    """Copy the compiled kernels of the run without a fault, but for those that this one may be in."""
+    shutil.copytree(kept, copy)
+    folder, _, name = fault.file.rpartition("/")
+    touched = modules_that_use(name.removesuffix(".py")) if folder == "kernels" else set()
+    for file in copy.rglob("*.nb?"):
+        if file.name.partition(".")[0] in touched:
+            file.unlink()
+
+
 def run_tests(fault: Fault | None, tests: list[str], workspace: pathlib.Path) -> Outcome:
     """Copy package and tests, plant the fault if there is one, and run the tests until one fails."""
     name = "no fault" if fault is None else fault.name
@@ -597,6 +622,7 @@ def run_tests(fault: Fault | None, tests: list[str], workspace: pathlib.Path) ->
             plant(fault, copy / PACKAGE)
         except ValueError as error:
             return outcome(None, str(error))
+        bring_kernels(fault, workspace / "kept", copy / "compiled")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("METRALE_", "NUMBA_"))}
     # Compiling costs more than the tests do, and a fault shows as well in code that is not optimised.
     environment |= {"PYTHONPATH": str(copy), "METRALE_CACHE_DIR": str(copy / "compiled"), "NUMBA_OPT": "0"}
@@ -617,6 +643,8 @@ def run_tests(fault: Fault | None, tests: list[str], workspace: pathlib.Path) ->
     except subprocess.TimeoutExpired:
         return outcome(None, f"still running after {TIMEOUT_SECONDS} s")
     finally:
+        if fault is None:
+            (copy / "compiled").rename(workspace / "kept")
         shutil.rmtree(copy)
     if -done.returncode in CRASHES:
         return outcome(True, f"died of {signal.Signals(-done.returncode).name}")
@@ -657,7 +685,11 @@ def main() -> int:
         tempfile.TemporaryDirectory(prefix="planted-faults-") as workspace,
         concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool,
     ):
-        running = [pool.submit(run_tests, fault, arguments.tests, pathlib.Path(workspace)) for fault in (None, *chosen)]
+        # First and alone: the others take its kernels.
+        without = pool.submit(run_tests, None, arguments.tests, pathlib.Path(workspace))
+        concurrent.futures.wait([without])
+        running = [without]
+        running += [pool.submit(run_tests, fault, arguments.tests, pathlib.Path(workspace)) for fault in chosen]
         for future in concurrent.futures.as_completed(running):
             outcomes.append(future.result())
             name, caught, by, _ = outcomes[-1]
