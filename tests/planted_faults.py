@@ -3,8 +3,9 @@
 usage: python tests/planted_faults.py [-j N] [--tests FILE] [NAME ...]
 
 It relies on the source tree it stands in, and leaves it alone: package and tests are copied to a temporary directory,
-where each fault gets a directory of its own, and compiled kernels but for those that import what it changes. It promises to fail, with status 1, if a
-fault is noticed by no test, if one cannot be planted or does not compile, and if the tests fail without any.
+where each fault gets a directory of its own, and the compiled kernels but for those that import what it changes. It
+promises to fail, with status 1, if a fault is noticed by no test, if one cannot be planted or does not compile, and if
+the tests fail without any.
 """
 
 from __future__ import annotations
