@@ -1,6 +1,6 @@
 """Tests the tests: plants one fault at a time in a copy of the package and sees whether the tests notice.
 
-usage: python tests/planted_faults.py [-j N] [--tests FILE] [NAME ...]
+usage: python tests/planted_faults.py [-j N] [--part K/N] [--tests FILE] [NAME ...]
 
 It relies on the source tree it stands in, and leaves it alone: package and tests are copied to a temporary directory,
 where each fault gets a directory of its own, and the compiled kernels but for those that import what it changes. It
@@ -666,7 +666,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--tests", action="append", metavar="FILE", help="a test file to run, instead of the usual ones"
     )
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="the K-th of N parts, as long as each other")
     arguments = parser.parse_args()
+    number, _, parts = arguments.part.partition("/")
+    if not (number.isdecimal() and parts.isdecimal() and 1 <= int(number) <= int(parts)):
+        parser.error(f"no such part: {arguments.part}")
     unknown = sorted(set(arguments.names) - {fault.name for fault in FAULTS})
     if unknown:
         parser.error(f"no such fault: {', '.join(unknown)}")
@@ -680,7 +684,9 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     arguments = parse_arguments()
     console = Console()
-    chosen = [fault for fault in FAULTS if not arguments.names or fault.name in arguments.names]
+    number, parts = map(int, arguments.part.split("/"))
+    part = FAULTS[len(FAULTS) * (number - 1) // parts : len(FAULTS) * number // parts]
+    chosen = [fault for fault in part if not arguments.names or fault.name in arguments.names]
     outcomes: list[Outcome] = []
     with (
         tempfile.TemporaryDirectory(prefix="planted-faults-") as workspace,
