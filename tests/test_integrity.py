@@ -10,6 +10,7 @@ import pytest
 from metrale_numba import IntegrityError, RadixTree
 from metrale_numba.kernels import layout
 from metrale_numba.kernels.arrays import PoolArrays, UInt64Array
+from metrale_numba.kernels.compile import kernels
 from metrale_numba.kernels.layout import FAULTS, NONE
 
 
@@ -45,6 +46,16 @@ def row_of(pool: PoolArrays, block: int) -> int:
 
 def first_used_slot(table: UInt64Array) -> int:
     return int(np.flatnonzero(table != layout.EMPTY_SLOT)[0])
+
+
+def give_the_hash_of(table: UInt64Array, row: int, other: int) -> None:
+    """Let `other` stand in a table under the hash of `row`, where every search finds what it found before."""
+    values = table.copy()
+    rows = np.where(values == layout.EMPTY_SLOT, -1, (values & np.uint64(NONE)).astype(np.int64))
+    hashed = values[rows == row] >> np.uint64(32) << np.uint64(32)
+    values[rows == other] = hashed | np.uint64(other)
+    table[:] = layout.EMPTY_SLOT
+    kernels("cache")["rehash"](values, table)
 
 
 Damage = Callable[[RadixTree, PoolArrays], None]
@@ -140,13 +151,7 @@ def table_holds_a_row_too_many(cache: RadixTree, pool: PoolArrays) -> None:
 def siblings_are_twins(cache: RadixTree, pool: PoolArrays) -> None:
     # The leaf 14 becomes a second 11, hashes and table included.
     twin, row = row_of(pool, 14), row_of(pool, 11)
-    slot = int(np.flatnonzero(pool.table & np.uint64(NONE) == twin)[0])
-    pool.table[slot] = layout.EMPTY_SLOT
-    slot = int(np.flatnonzero(pool.table & np.uint64(NONE) == row)[0])
-    value = pool.table[slot] >> np.uint64(32) << np.uint64(32) | np.uint64(twin)
-    while pool.table[slot] != layout.EMPTY_SLOT:
-        slot = (slot + 1) % pool.table.shape[0]
-    pool.table[slot] = value
+    give_the_hash_of(pool.table, row, twin)
     pool.tokens[twin] = pool.tokens[row]
     pool.nodes["state"][twin] = pool.nodes["state"][row]
     pool.nodes["children"][twin] |= pool.nodes["children"][row] & layout.HAS_SNAPSHOTS
@@ -293,13 +298,7 @@ def floors_are_miscounted(cache: RadixTree, pool: PoolArrays) -> None:
 def two_entries_bear_one_key(cache: RadixTree, pool: PoolArrays) -> None:
     arrays = cache._index.arrays
     arrays.entries["key"][1] = arrays.entries["key"][0]
-    slot = int(np.flatnonzero(arrays.keys & np.uint64(NONE) == 1)[0])
-    arrays.keys[slot] = layout.EMPTY_SLOT
-    slot = int(np.flatnonzero(arrays.keys & np.uint64(NONE) == 0)[0])
-    value = (arrays.keys[slot] >> np.uint64(32) << np.uint64(32)) | np.uint64(1)
-    while arrays.keys[slot] != layout.EMPTY_SLOT:
-        slot = (slot + 1) % arrays.keys.shape[0]
-    arrays.keys[slot] = value
+    give_the_hash_of(arrays.keys, 0, 1)
 
 
 DAMAGE: list[tuple[Damage, int]] = [
