@@ -33,6 +33,7 @@ __all__ = [
     "as_path",
     "as_seconds",
     "as_slot",
+    "as_text",
     "as_tokens",
     "as_u64",
     "check_block_table",
@@ -237,7 +238,12 @@ def as_bool(value: object, name: str) -> bool:
 
 
 def as_name(value: object) -> str:
-    """Give the name of a pin as it is.
+    """Give the name of a pin as it is; as :func:`as_text`."""
+    return as_text(value, "name")
+
+
+def as_text(value: object, name: str) -> str:
+    """Give a text as it is.
 
     Raises
     ------
@@ -245,7 +251,7 @@ def as_name(value: object) -> str:
         If it is not a str.
     """
     if not isinstance(value, str):
-        raise TypeError(f"name must be a str, not {shown(value)} ({type(value).__name__})")
+        raise TypeError(f"{name} must be a str, not {shown(value)} ({type(value).__name__})")
     return value
 
 

@@ -246,7 +246,7 @@ class Cleared(_Result, _ClearedFields):
     """What was forgotten at once: by :meth:`RadixTree.clear`, or for one adapter by :meth:`RadixTree.drop_adapter`.
 
     The cache's own references are handed back; a sequence that still holds a block keeps its pool references until it
-    ends, and drops nothing but those.
+    ends, and drops nothing but those. :meth:`RadixTree.contents` lists the same and forgets nothing.
 
     Attributes
     ----------

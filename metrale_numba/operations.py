@@ -26,7 +26,7 @@ from metrale_numba.arguments import (
     as_tokens,
     as_u64,
 )
-from metrale_numba.copies import flatten, has_disk_ids, read_file, unflatten, write_file
+from metrale_numba.copies import Arrays, flatten, has_disk_ids, unflatten, write_file
 from metrale_numba.errors import CacheFileError, IntegrityError
 from metrale_numba.interface import (
     EMPTY_IDS,
@@ -158,12 +158,7 @@ class Operations:
             The cache's reference on every block and disk block, every resident slot, every spilled key.
         """
         with self._lock:
-            stored = [pool.stored() for pool in self._pools.values()]
-            blocks = EvictedBlocks(
-                np.concatenate([EMPTY_IDS, *(blocks for blocks, _ in stored)]),
-                np.concatenate([EMPTY_IDS, *(disks for _, disks in stored)]),
-            )
-            slots, keys = self._index.contents()
+            contents = self._contents()
             epoch = self._epoch + 1
             # What was interrupted is done again: half of it would leave tables and counts that do not agree.
             try:
@@ -171,7 +166,29 @@ class Operations:
             except BaseException:
                 self._forget(epoch)
                 raise
-            return Cleared(blocks, slots, np.array(keys, np.uint64))
+            return contents
+
+    def contents(self) -> Cleared:
+        """List everything that :meth:`clear` would give back, for a recount of the caller's pools.
+
+        Changes nothing, and takes time in proportion to the size of the cache.
+
+        Returns
+        -------
+        Cleared
+            Every block and disk block, as often as the cache stores it; every resident slot; every spilled key.
+        """
+        with self._lock:
+            return self._contents()
+
+    def _contents(self) -> Cleared:
+        stored = [pool.stored() for pool in self._pools.values()]
+        blocks = EvictedBlocks(
+            np.concatenate([EMPTY_IDS, *(blocks for blocks, _ in stored)]),
+            np.concatenate([EMPTY_IDS, *(disks for _, disks in stored)]),
+        )
+        slots, keys = self._index.contents()
+        return Cleared(blocks, slots, np.array(keys, np.uint64))
 
     def _forget(self, epoch: int) -> None:
         self._index.arrays.clear()
@@ -675,6 +692,11 @@ class Operations:
         OSError
             If it cannot be written; an earlier file is untouched then.
         """
+        meta, arrays = self._file_parts()
+        write_file(path, meta, arrays)
+
+    def _file_parts(self) -> tuple[dict[str, Any], Arrays]:
+        """Give what a file says of this cache: the description and the arrays."""
         state = self.__getstate__()
         arrays = flatten(state)
         pins = []
@@ -685,27 +707,25 @@ class Operations:
         secret = settings.pop("check_secret")
         # What memory is there is a matter of the machine that loads.
         del settings["reserve"]
-        write_file(
-            path,
-            {
-                "settings": settings,
-                "check_secret": None if secret is None else secret.hex(),
-                "hash_keys": state["hash_keys"],
-                "quotas": list(state["quotas"].items()),
-                "block_sizes": list(state["pools"]),
-                "dead_keys": state["dead_keys"],
-                "epoch": state["epoch"],
-                "adapter_drops": list(state["adapter_drops"].items()),
-                "pins": pins,
-                "has_disk_ids": state["has_disk_ids"],
-            },
-            arrays,
-        )
+        meta = {
+            "settings": settings,
+            "check_secret": None if secret is None else secret.hex(),
+            "hash_keys": state["hash_keys"],
+            "quotas": list(state["quotas"].items()),
+            "block_sizes": list(state["pools"]),
+            "dead_keys": state["dead_keys"],
+            "epoch": state["epoch"],
+            "adapter_drops": list(state["adapter_drops"].items()),
+            "pins": pins,
+            "has_disk_ids": state["has_disk_ids"],
+        }
+        return meta, arrays
 
     @staticmethod
-    def _state_of_file(path: str | os.PathLike[str], reserve: int) -> dict[str, Any]:
-        """Read and check everything that a file says, but for what only a recount can tell."""
-        meta, arrays = read_file(path)
+    def _state_of_parts(
+        path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Arrays, reserve: int
+    ) -> dict[str, Any]:
+        """Check everything that a file says, but for what only a recount can tell."""
         try:
             secret = meta["check_secret"]
             base, multiplier = (as_u64(key, "hash_keys") for key in meta["hash_keys"])

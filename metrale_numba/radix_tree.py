@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from metrale_numba.arguments import (
     as_u64,
     check_block_table,
 )
+from metrale_numba.copies import Arrays, read_file
 from metrale_numba.errors import CacheFileError, IntegrityError, RefcountError
 from metrale_numba.interface import (
     EMPTY_IDS,
@@ -185,8 +187,17 @@ class RadixTree(Operations, PrefixCache):
         TypeError, ValueError
             If `path` is no path, or `reserve` is not what it should be.
         """
+        reserve = as_reserve(reserve)
+        meta, arrays = read_file(path)
+        return cls._of_parts(path, meta, arrays, reserve)
+
+    @classmethod
+    def _of_parts(
+        cls, path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Arrays, reserve: int = 0
+    ) -> RadixTree:
+        """Make a cache of what a file says, once all of it was checked."""
         cache = cls.__new__(cls)
-        cache.__setstate__(cls._state_of_file(path, as_reserve(reserve)))
+        cache.__setstate__(cls._state_of_parts(path, meta, arrays, reserve))
         try:
             cache.check_integrity()
         except IntegrityError as error:

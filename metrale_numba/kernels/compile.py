@@ -26,7 +26,7 @@ _compiled: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 CACHE_DIRECTORY_VARIABLES = ("METRALE_CACHE_DIR", "NUMBA_CACHE_DIR")
 # Kernels that make scratch arrays, for which they need Numba's runtime.
-_ALLOCATING = frozenset({"evict_lru", "evict_to_tier", "check_index", "check_pool"})
+_ALLOCATING = frozenset({"evict_lru", "evict_to_tier", "check_index", "check_pool", "check_ids"})
 # Kernels that are called without a dispatcher, which costs a call 100 to 150 ns to tell the types of the arguments: the
 # class has looked already. Given anything but arrays of the right type, dimension and strides, they would crash.
 _HOT = frozenset({"lookup", "insert", "release", "evict"})
@@ -46,6 +46,7 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
         insertion,
         integrity,
         layout,
+        pools,
         snapshots,
         tables,
         tree,
@@ -96,6 +97,12 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
             "check_heap": (integrity.check_heap, (header, number)),
             "check_index": (integrity.check_index, (header,)),
         },
+        "pools": {
+            "take_ids": (pools.take_ids, (header, numbers, ids, ids)),
+            "add_references": (pools.add_references, (numbers, ids)),
+            "drop_references": (pools.drop_references, (header, numbers, ids, ids)),
+            "check_ids": (pools.check_ids, (header, numbers, ids)),
+        },
     }
 
 
@@ -104,7 +111,7 @@ def kernels(group: str) -> Mapping[str, Callable[..., Any]]:
 
     Parameters
     ----------
-    group : {"cache", "adapters", "compaction", "integrity"}
+    group : {"cache", "adapters", "compaction", "integrity", "pools"}
         What every cache needs, or what single methods do.
     """
     ready = _compiled.get(group)

@@ -215,6 +215,13 @@ SHORT_OF_SUFFIXES = 2
 SHORT_OF_DISKS = 3
 BAD_BLOCK = 4
 
+# Header of a pool of ids: blocks, slots or disk blocks with a count of references each.
+(
+    ID_POOL_NUM_FREE,  # length of the stack of free ids
+    ID_POOL_HIGH_WATER,  # the most ids that were ever in use at once
+) = range(2)
+ID_POOL_FIELDS = 2
+
 # What an integrity check answers, by number.
 FAULTS = (
     "none",

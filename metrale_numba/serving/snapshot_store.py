@@ -1,0 +1,459 @@
+"""Where the bytes of snapshots are: in slots, on their way to a tier, in the tier, or garbage to be deleted from it.
+
+The cache says which snapshots there are; this says where each one's bytes are and who is moving them. Its methods are
+called by the serving layer with its lock held, but for those that say otherwise: these talk to the tier, which may
+take its time, and take the lock themselves for each step.
+
+The bytes of a victim are copied to host memory under the lock, and its slot is free at once. They are written to the
+tier after that, by the thread that needed the slot. Until they are there, a look-up is served from the copy.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from metrale_numba.interface import Spill
+from metrale_numba.no_caching import NoPrefixCaching
+from metrale_numba.radix_tree import RadixTree
+from metrale_numba.serving.block_pool import SnapshotPool
+from metrale_numba.serving.mover import SnapshotMover
+from metrale_numba.serving.tier import StoreKey, TierStore
+from metrale_numba.serving.transfers import FaultIn, Identity, Load, Resident, StoreCounts, Write
+
+__all__ = ["SnapshotStore"]
+
+_logger = logging.getLogger("metrale_numba.serving")
+
+# So many writes and deletions of different keys can be under way at once; those of one key are made in turn.
+_NUM_STRIPES: Final = 16
+# After a deletion failed, the tier is left alone with deletions for so long.
+_DELETIONS_REST_SECONDS: Final = 1.0
+
+
+class SnapshotStore:
+    """The slots of one serving cache, its tier, and what is under way between them."""
+
+    def __init__(
+        self,
+        cache: RadixTree | NoPrefixCaching,
+        slots: SnapshotPool,
+        lock: threading.Lock,
+        *,
+        mover: SnapshotMover | None,
+        tier: TierStore | None,
+        identity: Identity,
+        spill_min_tokens: int,
+        keep_copies: bool,
+    ) -> None:
+        self._cache = cache
+        self._slots = slots
+        self._lock = lock
+        self._mover = mover
+        self._tier = tier
+        self._identity = identity
+        self._spill_min_tokens = spill_min_tokens
+        self._keep_copies = keep_copies
+        self._residents: dict[int, Resident] = {}
+        # Of spilled entries, by tier key: where their bytes are.
+        self._stored: dict[int, StoreKey] = {}
+        self._writes: dict[int, Write] = {}
+        self._loads: dict[tuple[int, int], Load] = {}
+        # Staged by whoever held the lock, to be written by the first who comes by without it.
+        self._staged: list[Write] = []
+        self._garbage: dict[StoreKey, None] = {}
+        # References on slots that a call under way has, or has given to a sequence that still waits.
+        self.in_transit: list[int] = []
+        self.stripes = tuple(threading.Lock() for _ in range(_NUM_STRIPES))
+        self._deletions_rest_until = 0.0
+        self._is_reported = False
+        self.counts = StoreCounts()
+
+    # Slots, under the lock
+
+    def take_slot(self) -> int | None:
+        """Take a slot, evicting snapshots until one is free; None if none can be."""
+        while self._slots.num_free == 0:
+            if not self._evict_one():
+                return None
+        slot = int(self._slots.allocate(1)[0])
+        self.in_transit.append(slot)
+        return slot
+
+    def give_back(self, slot: int) -> None:
+        """Drop the reference of a call under way."""
+        self.in_transit.remove(slot)
+        self._slots.dec_ref([slot])
+
+    def settle_transit(self, slot: int) -> None:
+        """Let somebody else answer for the reference of a call under way."""
+        self.in_transit.remove(slot)
+
+    def _evict_one(self) -> bool:
+        if isinstance(self._cache, NoPrefixCaching):
+            return False
+        if self._tier is None:
+            slot = self._cache.evict_snapshot_lru()
+            if slot is not None:
+                self._let_go(slot)
+            return slot is not None
+        gone = self._cache.evict_snapshot_to_tier(self._spill_min_tokens)
+        if isinstance(gone, Spill):
+            self._stage(gone)
+        elif gone is not None:
+            self._let_go(gone.slot)
+        return gone is not None
+
+    def _stage(self, spill: Spill) -> None:
+        """See to it that a spilled snapshot's bytes are in the tier, and give up its slot."""
+        resident = self._residents[spill.slot]
+        self.counts.spills += 1
+        if resident.copy is not None:
+            self.counts.clean_spills += 1
+            self._stored[spill.key] = resident.copy
+        elif resident.write is not None:
+            resident.write.slot = None
+            self._writes[spill.key] = resident.write
+        else:
+            try:
+                write = Write(self._store_key(resident.adapter, spill.key, spill.check), self._bytes_of(spill.slot))
+            except BaseException:
+                # Without its bytes nobody can use the entry.
+                self._cache.forget_snapshot_tier_key(spill.key)
+                self._let_go(spill.slot)
+                raise
+            self._writes[spill.key] = write
+            self._staged.append(write)
+        del self._residents[spill.slot]
+        self._slots.dec_ref([spill.slot])
+
+    def _store_key(self, adapter: int, key: int, check: int) -> StoreKey:
+        epoch = self._cache.adapter_epoch(adapter) if isinstance(self._cache, RadixTree) else 0
+        return self._identity.store_key(epoch, adapter, key, check)
+
+    def _bytes_of(self, slot: int) -> bytearray:
+        assert self._mover is not None
+        data = bytearray(self._mover.slot_bytes)
+        self._mover.read_slot(slot, memoryview(data))
+        return data
+
+    def _let_go(self, slot: int) -> None:
+        """Drop the cache's reference on a slot whose snapshot is gone, and what the tier has of it."""
+        resident = self._residents.pop(slot)
+        if resident.copy is not None:
+            self._discard(resident.copy)
+        if resident.write is not None:
+            resident.write.is_dead = True
+        self._slots.dec_ref([slot])
+
+    # What the cache says, under the lock
+
+    def registered(self, slot: int, adapter: int, displaced: Iterable[int]) -> None:
+        """Note that the cache has taken over the reference on a slot in transit, and given up others."""
+        for old in displaced:
+            self._let_go(old)
+        self.in_transit.remove(slot)
+        self._residents[slot] = Resident(adapter)
+        self._bury_dead_keys()
+
+    def _bury_dead_keys(self) -> None:
+        if isinstance(self._cache, RadixTree):
+            for key in self._cache.take_dead_tier_keys().tolist():
+                self._bury(key)
+
+    def forgotten(self, slots: Iterable[int], keys: Iterable[int]) -> None:
+        """Note that the cache has forgotten resident and spilled snapshots."""
+        for slot in slots:
+            self._let_go(slot)
+        for key in keys:
+            self._bury(key)
+
+    def _bury(self, key: int) -> None:
+        """Give up the bytes of a spilled entry that is gone."""
+        store_key = self._stored.pop(key, None)
+        if store_key is not None:
+            self._discard(store_key)
+        write = self._writes.pop(key, None)
+        if write is not None:
+            write.is_dead = True
+
+    def _discard(self, store_key: StoreKey) -> None:
+        self._garbage[store_key] = None
+
+    # Fetching a spilled snapshot
+
+    def plan(self, key: int, check: int, adapter: int, epoch: int) -> FaultIn | None:
+        """Under the lock: take part in fetching a spilled snapshot; None if there is no slot for it."""
+        load = self._loads.get((key, check))
+        if load is not None and load.process == os.getpid():
+            load.num_waiting += 1
+            return FaultIn(key, check, adapter, epoch, load, None, self._store_key(adapter, key, check), None)
+        slot = self.take_slot()
+        if slot is None:
+            return None
+        # Of one that a fork cut off from its thread, there is nothing to wait for.
+        load = self._loads[key, check] = Load(os.getpid())
+        write = self._writes.get(key)
+        if write is not None:
+            return FaultIn(key, check, adapter, epoch, load, slot, write.store_key, write.data)
+        return FaultIn(key, check, adapter, epoch, load, slot, self._stored[key], None)
+
+    def fetch(self, fault: FaultIn) -> bool:
+        """Without the lock: fetch, or wait for the one who does; whether the look-up is to be made again.
+
+        Afterwards ``fault.load.slot`` is the slot, with a reference in transit for this sequence; None without one.
+        """
+        if fault.slot is None:
+            return self._wait(fault.load)
+        try:
+            outcome = self._read(fault, fault.slot)
+        except BaseException:
+            with self._lock:
+                self._end_load(fault, None, ask_again=False)
+                self.give_back(fault.slot)
+            raise
+        with self._lock:
+            return self._arrived(fault, fault.slot, outcome)
+
+    def _wait(self, load: Load) -> bool:
+        try:
+            load.ready.wait()
+        except BaseException:
+            # Interrupted: nobody else would give back what was meant for this sequence.
+            with self._lock:
+                if not load.is_over:
+                    load.num_waiting -= 1
+                elif load.slot is not None:
+                    self.give_back(load.slot)
+            raise
+        return load.ask_again
+
+    def _read(self, fault: FaultIn, slot: int) -> bool | None:
+        """Bring the bytes into the slot: True; False if the tier has none; None if it cannot be read."""
+        assert self._mover is not None
+        data = fault.data
+        if data is None:
+            data = bytearray(self._mover.slot_bytes)
+            assert self._tier is not None
+            try:
+                if not self._tier.get(fault.store_key, memoryview(data)):
+                    return False
+            except OSError as error:
+                self._report("read", error)
+                return None
+            self._is_reported = False
+        self._mover.write_slot(slot, memoryview(data))
+        return True
+
+    def _arrived(self, fault: FaultIn, slot: int, outcome: bool | None) -> bool:
+        """Under the lock: tell the cache, and hand out references; whether the look-up is to be made again."""
+        is_current = isinstance(self._cache, RadixTree) and self._cache.adapter_epoch(fault.adapter) == fault.epoch
+        if outcome and is_current:
+            if self._cache.promote_snapshot(fault.key, slot, fault.check):
+                self.counts.fault_ins += 1
+                self._resident_again(fault, slot)
+                # One for the cache; that of the call under way is this sequence's.
+                self._slots.inc_ref([slot])
+            self._end_load(fault, slot, ask_again=False)
+            return False
+        if outcome is False and is_current:
+            self.counts.tier_misses += 1
+            # Meanwhile the entry may have been overwritten and spilled anew, with other bytes.
+            if self._stored.get(fault.key) is fault.store_key:
+                self._cache.forget_snapshot_tier_key(fault.key)
+                self._bury(fault.key)
+        # Of weights or an adapter that are gone, or a snapshot that is not in the tier: look for another one.
+        ask_again = not is_current or outcome is False
+        self._end_load(fault, None, ask_again=ask_again)
+        self.give_back(slot)
+        return ask_again
+
+    def _resident_again(self, fault: FaultIn, slot: int) -> None:
+        """Note where the tier has the bytes of a snapshot that has just become resident."""
+        resident = self._residents[slot] = Resident(fault.adapter)
+        store_key = self._stored.pop(fault.key, None)
+        write = self._writes.pop(fault.key, None)
+        if write is not None:
+            write.slot = slot
+            resident.write = write
+        elif store_key is not None and self._keep_copies:
+            resident.copy = store_key
+        elif store_key is not None:
+            self._discard(store_key)
+
+    def _end_load(self, fault: FaultIn, slot: int | None, *, ask_again: bool) -> None:
+        load = fault.load
+        if self._loads.get((fault.key, fault.check)) is load:
+            del self._loads[fault.key, fault.check]
+        if slot is not None:
+            waiting = [slot] * load.num_waiting
+            self._slots.inc_ref(waiting)
+            self.in_transit.extend(waiting)
+        load.slot, load.ask_again, load.is_over = slot, ask_again, True
+        load.ready.set()
+
+    # The tier, without the lock
+
+    def settle(self) -> None:
+        """Without the lock: write what is staged, and delete what is garbage."""
+        while self._staged:
+            try:
+                write = self._staged.pop()
+            except IndexError:
+                # Another thread was faster.
+                break
+            self._put(write)
+        if self._garbage and time.monotonic() >= self._deletions_rest_until:
+            self._delete_garbage()
+
+    def _put(self, write: Write) -> None:
+        assert self._tier is not None
+        store_key = write.store_key
+        with self._stripe_of(store_key):
+            with self._lock:
+                if write.is_dead:
+                    return
+                # What is written now replaces it.
+                self._garbage.pop(store_key, None)
+            is_stored = False
+            try:
+                is_stored = self._tier.put(store_key, memoryview(write.data))
+                self._is_reported = False
+            except OSError as error:
+                self._report("written", error)
+            finally:
+                with self._lock:
+                    self._written(write, is_stored=is_stored)
+
+    def _written(self, write: Write, *, is_stored: bool) -> None:
+        """Under the lock: note where a snapshot's bytes are, or that they are nowhere."""
+        store_key = write.store_key
+        is_kept = is_stored
+        if write.is_dead:
+            is_kept = False
+        elif write.slot is not None:
+            resident = self._residents[write.slot]
+            resident.write = None
+            is_kept = is_stored and (self._keep_copies or write.is_asked_for)
+            resident.copy = store_key if is_kept else None
+        else:
+            del self._writes[store_key.key]
+            if is_stored:
+                self._stored[store_key.key] = store_key
+            else:
+                self.counts.lost_writes += 1
+                self._cache.forget_snapshot_tier_key(store_key.key)
+        if not is_kept:
+            # Also after a failure, of which nobody knows how far it came.
+            self._discard(store_key)
+
+    def _delete_garbage(self) -> None:
+        assert self._tier is not None
+        with self._lock:
+            garbage = list(self._garbage)
+        for store_key in garbage:
+            with self._stripe_of(store_key):
+                with self._lock:
+                    if store_key not in self._garbage:
+                        continue
+                    del self._garbage[store_key]
+                try:
+                    self._tier.delete(store_key)
+                except BaseException as error:
+                    with self._lock:
+                        self._discard(store_key)
+                        self._deletions_rest_until = time.monotonic() + _DELETIONS_REST_SECONDS
+                    if not isinstance(error, OSError):
+                        raise
+                    self._report("deleted from", error)
+                    return
+
+    def _stripe_of(self, store_key: StoreKey) -> threading.Lock:
+        return self.stripes[hash(store_key) % _NUM_STRIPES]
+
+    def _report(self, what: str, error: OSError) -> None:
+        """Count a failure of the tier, and log the first of a row."""
+        self.counts.tier_errors += 1
+        if not self._is_reported:
+            self._is_reported = True
+            _logger.warning("the snapshot tier cannot be %s, so its snapshots are computed anew: %s", what, error)
+
+    # Saving
+
+    def stored_keys(self) -> dict[int, StoreKey]:
+        """Under the lock: of every spilled snapshot, by tier key, where its bytes are or will be."""
+        on_their_way = {key: write.store_key for key, write in self._writes.items()}
+        return {**self._stored, **on_their_way}
+
+    def resident(self, slot: int) -> Resident:
+        """Under the lock: what is known of the snapshot in a slot, to ask for again."""
+        return self._residents[slot]
+
+    def stage_copy(self, resident: Resident, spill: Spill) -> StoreKey | None:
+        """Under the lock: have the tier given a resident snapshot's bytes, unless it has them; None if it has gone."""
+        if self._residents.get(spill.slot) is not resident:
+            return None
+        if resident.copy is not None:
+            return resident.copy
+        if resident.write is None:
+            store_key = self._store_key(resident.adapter, spill.key, spill.check)
+            resident.write = Write(store_key, self._bytes_of(spill.slot), spill.slot)
+            self._staged.append(resident.write)
+        resident.write.is_asked_for = True
+        return resident.write.store_key
+
+    def may_have(self, store_key: StoreKey) -> bool:
+        """Whether the tier has the bytes of a saved snapshot, or cannot tell now."""
+        if self._tier is None:
+            return False
+        try:
+            return self._tier.contains(store_key)
+        except OSError as error:
+            self._report("asked", error)
+            return True
+
+    def restore(self, stored: Mapping[int, StoreKey]) -> None:
+        """Take over the spilled snapshots of a saved index, and have the tier delete what else it has of this model."""
+        assert self._tier is not None
+        self._stored = dict(stored)
+        kept = set(stored.values())
+        try:
+            found = self._tier.keys()
+            for store_key in found:
+                if self._identity.owns(store_key) and store_key not in kept:
+                    self._discard(store_key)
+        except OSError as error:
+            self._report("listed", error)
+
+    # Recounting, under the lock
+
+    def num_references(self) -> dict[int, int]:
+        """How often calls under way refer to each slot."""
+        counted: dict[int, int] = {}
+        for slot in self.in_transit:
+            counted[slot] = counted.get(slot, 0) + 1
+        return counted
+
+    def faults(self, slots: Iterable[int], keys: Iterable[int]) -> Iterable[str]:
+        """Where the books disagree with the cache's resident slots and spilled keys."""
+        residents, spilled = set(slots), set(keys)
+        if set(self._residents) != residents:
+            yield f"the cache has snapshots in slots {sorted(residents)}, the books in {sorted(self._residents)}"
+        if set(self._stored) & set(self._writes):
+            yield "a spilled snapshot is stored and being written at once"
+        known = self._stored.keys() | self._writes.keys()
+        if known != spilled:
+            yield f"spilled keys {sorted(spilled ^ known)} are known to the cache or to the books alone"
+        copies = [resident.copy for resident in self._residents.values() if resident.copy is not None]
+        live = [*self._stored.values(), *copies]
+        if len(set(live)) != len(live):
+            yield "two snapshots have the same place in the tier"
+        if self._garbage.keys() & set(live):
+            yield "what a snapshot needs is to be deleted from the tier"
+        for slot, resident in self._residents.items():
+            if resident.write is not None and (resident.write.is_dead or resident.write.slot != slot):
+                yield f"slot {slot} waits for a write that is not its own"
