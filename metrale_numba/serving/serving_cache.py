@@ -221,23 +221,23 @@ class ServingCache(Upkeep):
             fault = self._match(holdings, min_compute, record)
             while fault is not None and self._fetch(holdings, fault):
                 fault = self._match(holdings, min_compute, record=False)
+            # Last, since the request waits for what it reads from the tier, and for nothing that is written to it.
+            self._store.settle()
         except BaseException:
             with self._lock:
                 self._drop(holdings)
+            self._store.settle()
             raise
         with self._lock:
             self._count(holdings, record)
         return Sequence(self, holdings)
 
     def _match(self, holdings: Holdings, min_compute: int, record: bool) -> FaultIn | None:
-        try:
-            with self._lock:
-                self._release_forgotten()
-                # From here on its references are somebody's, even if the next line fails.
-                self._running.add(holdings)
-                return self._look_up(holdings, min_compute, record)
-        finally:
-            self._store.settle()
+        with self._lock:
+            self._release_forgotten()
+            # From here on its references are somebody's, even if the next line fails.
+            self._running.add(holdings)
+            return self._look_up(holdings, min_compute, record)
 
     def _look_up(self, holdings: Holdings, min_compute: int, record: bool) -> FaultIn | None:
         if self._tree is None:
@@ -303,7 +303,6 @@ class ServingCache(Upkeep):
                 holdings.slot_tokens = 0
             if ask_again:
                 self._give_back(holdings)
-        self._store.settle()
         return ask_again
 
     def _count(self, holdings: Holdings, record: bool) -> None:
@@ -417,12 +416,14 @@ class ServingCache(Upkeep):
     def _save_tail(self, holdings: Holdings, depth: int, write: _Write, sibling: tuple[int, _Write] | None) -> bool:
         def register_tail(tree: RadixTree, slot: int) -> list[int]:
             tokens = holdings.tokens[:depth]
-            return tree.insert_tail_snapshot(tokens, slot, holdings.session, holdings.adapter)
+            return tree.insert_tail_snapshot(tokens, slot, session_hash=holdings.session, adapter_id=holdings.adapter)
 
         def register_sibling(tree: RadixTree, slot: int) -> list[int]:
             assert sibling is not None
             tokens = holdings.tokens[: sibling[0]]
-            old = tree.insert_tail_sibling_snapshot(tokens, slot, holdings.session, holdings.adapter)
+            old = tree.insert_tail_sibling_snapshot(
+                tokens, slot, session_hash=holdings.session, adapter_id=holdings.adapter
+            )
             return [] if old is None else [old]
 
         is_saved = self._with_slot(holdings, write, register_tail)
@@ -432,7 +433,13 @@ class ServingCache(Upkeep):
 
     def _register(self, tree: RadixTree, holdings: Holdings, depth: int, slot: int) -> list[int]:
         old = tree.insert_intermediate_snapshot(
-            holdings.tokens[:depth], (), (), None, slot, holdings.session, holdings.adapter
+            tokens=holdings.tokens[:depth],
+            block_table=(),
+            disk_block_ids=(),
+            block_size=None,
+            snapshot_id=slot,
+            session_hash=holdings.session,
+            adapter_id=holdings.adapter,
         )
         return [] if old is None else [old]
 

@@ -1,4 +1,4 @@
-"""Records of the snapshot store: whose snapshots they are, what is in a slot, what is on its way to and from the tier."""
+"""Records of the snapshot store: whose snapshots they are, what is in a slot, and what is moving."""
 
 from __future__ import annotations
 
