@@ -200,7 +200,10 @@ class Pair:
     # ----------------------------------------------------------------------------------------------- epochs and tenants
 
     def clear(self) -> Any:
-        return self._call("clear")
+        listed = self.cache.contents()
+        cleared = self._call("clear")
+        assert listed == cleared
+        return cleared
 
     def drop_adapter(self, adapter: int) -> Any:
         return self._call("drop_adapter", adapter_id=adapter)

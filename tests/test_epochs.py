@@ -57,6 +57,15 @@ def test_clear_hands_back_every_block_disk_id_slot_and_key_held_or_not() -> None
     assert keys_of(cleared) == sorted(tier_key(adapter, [1]) for adapter in (0, A, B))
 
 
+def test_contents_lists_what_clear_would_hand_back_and_changes_nothing() -> None:
+    cache = populated()
+    before = snapshot_of(cache)
+    contents = cache.contents()
+    assert differences(before, snapshot_of(cache)) == []
+    assert contents == cache.clear()
+    assert cache.contents() == cache.clear()
+
+
 def test_clear_leaves_nothing_to_find() -> None:
     cache = populated()
     cache.clear()

@@ -363,6 +363,7 @@ def test_what_an_implementation_takes_beyond_the_interface_can_be_left_out():
 #: What RadixTree can do beyond the interface; every argument in order, with its default if it has one.
 BEYOND = {
     "clear": {},
+    "contents": {},
     "drop_adapter": {"adapter_id": ...},
     "adapter_epoch": {"adapter_id": ...},
     "take_dead_tier_keys": {},

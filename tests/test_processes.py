@@ -439,6 +439,7 @@ LRU = (
 EVICT = "(cache.release([1, 2, 3, 4]), cache.evict(9).physical.tolist())[1]"
 INSERT = "cache.insert([1, 2, 3], [20, 21]).blocks.tolist()"
 HEAP = "kernels('integrity')['check_heap'](cache._shared.header, -1)[0]"
+POOL = "__import__('metrale_numba.serving').serving.BlockPool(3).allocate(2).tolist()"
 EVICTING = ("release", "evict")
 CHANGES = (
     Change("walk.py", "[SHARED_PARTIAL_TAILS] != 0\n", "[SHARED_PARTIAL_TAILS] == 0\n", ("peek",), PEEK, "5", "4"),
@@ -487,6 +488,7 @@ CHANGES = (
     ),
     Change("compaction.py", "new_rows[np.int64(nodes[row].parent)]", "new_rows[0]", COMPACTING, COMPACT, "5", "2"),
     Change("insertion.py", "np.int64(block_table[full])", "np.int64(33)", ("insert",), INSERT, "[21]", "[33]"),
+    Change("pools.py", "ids[place] = free[num_free]", "ids[place] = num_free", ("take_ids",), POOL, "[0, 1]", "[2, 1]"),
     Change("integrity.py", "return 26, size", "return 99, size", ("check_heap",), HEAP, "26", "99"),
 )
 #: Without kernels of their own, or, of `counting.py`, with none in this build.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 __all__ = ["SnapshotMover"]
 
 
-@runtime_checkable
 class SnapshotMover(Protocol):
     """Moves the bytes of snapshots, and the rows of a block, in the engine's memory.
 

@@ -41,8 +41,10 @@ class Holdings:
     ----------
     tokens : ndarray of uint32
         Room for tokens, of which the first `num_tokens` are the sequence's; they never change.
-    table, disks : ndarray of uint32
-        A block for each `block_size` tokens, and its disk block or NONE; replaced and never written to.
+    table : ndarray of uint32
+        A block for each `block_size` tokens; replaced and never written to.
+    disks : ndarray of uint32 or None
+        The disk block of each, or NONE; replaced and never written to. None without a pool of them.
     held : int
         Tokens whose nodes it holds in the cache, whole blocks.
     slot, slot_tokens : int or None, int
@@ -67,14 +69,14 @@ class Holdings:
         "tokens",
     )
 
-    def __init__(self, tokens: Ids, session: int, adapter: int) -> None:
+    def __init__(self, tokens: Ids, session: int, adapter: int, *, has_disks: bool) -> None:
         self.tokens = tokens
         self.num_tokens = tokens.size
         self.session = session
         self.adapter = adapter
         self.epoch = 0
         self.table = EMPTY_IDS
-        self.disks = EMPTY_IDS
+        self.disks: Ids | None = EMPTY_IDS if has_disks else None
         self.held = 0
         self.cached_tokens = 0
         self.slot: int | None = None
@@ -95,7 +97,12 @@ class Holdings:
     def extend(self, blocks: Ids) -> None:
         """Put blocks behind the others."""
         self.table = np.concatenate([self.table, blocks])
-        self.disks = np.concatenate([self.disks, np.full(blocks.size, NONE, np.uint32)])
+        if self.disks is not None:
+            self.disks = np.concatenate([self.disks, np.full(blocks.size, NONE, np.uint32)])
+
+    def disks_in_use(self) -> Ids:
+        """List the disk blocks of its blocks."""
+        return EMPTY_IDS if self.disks is None else self.disks[self.disks != NONE]
 
 
 class Sequence:
@@ -183,7 +190,8 @@ class Sequence:
     @property
     def disk_table(self) -> Ids:
         """The disk block of each block in the table, NONE where there is none: uint32, read-only."""
-        return _view(self._holdings.disks)
+        disks = self._holdings.disks
+        return _view(np.full(self._holdings.table.size, NONE, np.uint32) if disks is None else disks)
 
     @property
     def snapshot_slot(self) -> int | None:

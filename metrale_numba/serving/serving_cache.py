@@ -216,7 +216,7 @@ class ServingCache(Upkeep):
         adapter = as_u64(adapter, "adapter")
         min_compute = as_count(min_compute, "min_compute")
         record = not as_bool(retry, "retry")
-        holdings = Holdings(prompt, session, adapter)
+        holdings = Holdings(prompt, session, adapter, has_disks=self._disk_blocks is not None)
         try:
             fault = self._match(holdings, min_compute, record)
             while fault is not None and self._fetch(holdings, fault):
@@ -274,8 +274,8 @@ class ServingCache(Upkeep):
         rows = match.matched_tokens % self._block_size
         holdings.held = match.matched_tokens - rows
         holdings.cached_tokens = match.matched_tokens
-        holdings.disks = np.full(holdings.table.size, NONE, np.uint32)
-        if match.matched_disk_block_ids.size and self._disk_blocks is not None:
+        if self._disk_blocks is not None:
+            holdings.disks = np.full(holdings.table.size, NONE, np.uint32)
             # A copy is on no disk.
             whole = match.matched_disk_block_ids[: holdings.held // self._block_size]
             self._disk_blocks.inc_ref(whole[whole != NONE])
@@ -360,6 +360,7 @@ class ServingCache(Upkeep):
                 raise ValueError(
                     f"first is {first}, and with {ids.size} ids that ends behind the table's {holdings.table.size}"
                 )
+            assert holdings.disks is not None
             taken = np.flatnonzero(holdings.disks[first:end] != NONE)
             if taken.size:
                 place = first + int(taken[0])
@@ -384,7 +385,7 @@ class ServingCache(Upkeep):
             tokens = holdings.tokens[:done]
             num_blocks = -(-done // self._block_size)
             disks: IdSequence = ()
-            if (holdings.disks[:num_blocks] != NONE).any():
+            if holdings.disks is not None and (holdings.disks[:num_blocks] != NONE).any():
                 disks = holdings.disks[:num_blocks]
             acquired = self._tree.insert(
                 tokens,

@@ -18,7 +18,7 @@ from metrale_numba import forking
 from metrale_numba.arguments import as_bool, as_count, as_path, as_tokens, as_u64
 from metrale_numba.copies import write_file
 from metrale_numba.errors import CacheFileError, IntegrityError
-from metrale_numba.interface import NONE, Cleared, EvictedBlocks, Ids, IdSequence, Spill
+from metrale_numba.interface import EMPTY_IDS, Cleared, EvictedBlocks, Ids, IdSequence, Spill
 from metrale_numba.no_caching import NoPrefixCaching
 from metrale_numba.radix_tree import RadixTree
 from metrale_numba.serving.block_pool import BlockPool, SnapshotPool
@@ -60,10 +60,11 @@ class Upkeep:
         self._is_hybrid = self._slots.num_slots > 0 if hybrid is None else as_bool(hybrid, "hybrid")
         spill_min_tokens = as_count(spill_min_tokens, "spill_min_tokens")
         keep_copies = as_bool(keep_copies, "keep_copies")
-        if mover is not None and not isinstance(mover, SnapshotMover):
-            raise TypeError(f"mover must have the methods of SnapshotMover, but {type(mover).__name__} lacks some")
-        if tier is not None and not isinstance(tier, TierStore):
-            raise TypeError(f"tier must have the methods of TierStore, but {type(tier).__name__} lacks some")
+        if mover is not None:
+            _require_methods(mover, "mover", ("read_slot", "write_slot", "copy_rows"))
+            as_count(getattr(mover, "slot_bytes", None), "mover.slot_bytes")
+        if tier is not None:
+            _require_methods(tier, "tier", ("put", "get", "delete", "contains", "keys", "close"))
         if mover is None and tier is not None:
             raise ValueError("mover must be given with a tier: snapshots cannot get there without it")
         if mover is None and self._shares_tails:
@@ -166,15 +167,17 @@ class Upkeep:
     def _give_back(self, holdings: Holdings) -> None:
         """Give back what a sequence holds: in the cache, unless that is another epoch's by now, and in the pools."""
         held, holdings.held = holdings.held, 0
-        table, holdings.table = holdings.table, holdings.table[:0]
-        disks, holdings.disks = holdings.disks, holdings.disks[:0]
+        table, holdings.table = holdings.table, EMPTY_IDS
+        disks, holdings.disks = holdings.disks_in_use(), None if holdings.disks is None else EMPTY_IDS
         slot, holdings.slot = holdings.slot, None
         holdings.cached_tokens = holdings.slot_tokens = 0
         try:
             if held and self._tree is not None and not self._is_stale(holdings):
                 self._tree.release(holdings.tokens[:held], adapter_id=holdings.adapter)
         finally:
-            self._drop_blocks(EvictedBlocks(table, disks[disks != NONE]))
+            self._blocks.dec_ref(table)
+            if self._disk_blocks is not None:
+                self._disk_blocks.dec_ref(disks)
             if slot is not None:
                 self._slots.dec_ref([slot])
 
@@ -281,7 +284,7 @@ class Upkeep:
             tables = [holdings.table for holdings in self._running]
             _compare("block", self._blocks, [own_blocks, contents.blocks.physical, *tables])
             if self._disk_blocks is not None:
-                disks = [holdings.disks[holdings.disks != NONE] for holdings in self._running]
+                disks = [holdings.disks_in_use() for holdings in self._running]
                 _compare("disk block", self._disk_blocks, [own_disks, contents.blocks.disk_block_ids, *disks])
             lent = [holdings.slot for holdings in self._running if holdings.slot is not None]
             referred = [*contents.snapshot_slots, *lent, *self._store.in_transit]
@@ -383,6 +386,13 @@ class Upkeep:
         if self._tier is not None:
             self._store.restore(stored)
             self._store.settle()
+
+
+def _require_methods(value: object, name: str, methods: Iterable[str]) -> None:
+    # Asking a protocol would evaluate the properties as well, which may talk to a medium that is down.
+    for method in methods:
+        if not callable(getattr(value, method, None)):
+            raise TypeError(f"{name} must have a method {method}, which {type(value).__name__} lacks")
 
 
 def _spill_all(tree: RadixTree) -> Iterable[Spill]:
