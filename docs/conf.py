@@ -15,6 +15,7 @@ from sphinx.pycode import ModuleAnalyzer
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import metrale_numba
+import metrale_numba.serving
 
 project = "metrale_numba"
 author = "The metrale_numba maintainers"
@@ -40,11 +41,16 @@ html_copy_source = False
 # Types stand in the tables of parameters; in a signature they would bury the names.
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
+# Extras, which are described without being at hand.
+autodoc_mock_imports = ["prometheus_client", "redis", "torch", "transformers"]
 numpydoc_show_class_members = False
 # There, only what these pages describe is linked; numpydoc would link int and str as well.
 DEFAULT_LINKS.clear()
 numpydoc_xref_param_type = True
-numpydoc_xref_aliases = {name: f"metrale_numba.{name}" for name in metrale_numba.__all__}
+numpydoc_xref_aliases = {
+    **{name: f"metrale_numba.{name}" for name in metrale_numba.__all__},
+    **{name: f"metrale_numba.serving.{name}" for name in metrale_numba.serving.__all__},
+}
 numpydoc_xref_ignore = "all"
 add_function_parentheses = False
 python_maximum_signature_line_length = 88

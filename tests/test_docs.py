@@ -5,6 +5,7 @@ It relies on the sources of the pages alone, and needs none of the tools that bu
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import doctest
 import importlib
@@ -20,7 +21,7 @@ import pytest
 from click.testing import CliRunner
 
 import metrale_numba
-from metrale_numba import NoPrefixCaching, PrefixCache, RadixTree
+from metrale_numba import NoPrefixCaching, PrefixCache, RadixTree, serving
 from metrale_numba.cli import main
 from metrale_numba.settings import Settings, resolve
 
@@ -30,17 +31,28 @@ PAGES = sorted(DOCS.glob("*.rst"))
 
 PUBLIC = {name: getattr(metrale_numba, name) for name in metrale_numba.__all__}
 FUNCTIONS = {name: value for name, value in PUBLIC.items() if inspect.isfunction(value)}
+RESULT_LIKE = (serving.StoreKey, serving.ServingStats)
 METHODS = {
     f"{cls.__name__}.{name}": value
     for cls in (PrefixCache, RadixTree)
     for name, value in inspect.getmembers(cls, inspect.isfunction)
     if not name.startswith("_")
 }
-CALLABLES = {**FUNCTIONS, **METHODS}
+SERVING_CLASSES = [
+    value for name in serving.__all__ if inspect.isclass(value := getattr(serving, name)) and value not in RESULT_LIKE
+]
+SERVING_METHODS = {
+    f"{cls.__name__}.{name}": value
+    for cls in SERVING_CLASSES
+    for name, value in inspect.getmembers(cls, inspect.isroutine)
+    if not name.startswith("_") and not issubclass(cls, Exception)
+}
+CALLABLES = {**FUNCTIONS, **METHODS, **SERVING_METHODS}
 PROPERTIES = {
     f"{cls.__name__}.{name}": value
-    for cls in (PrefixCache, RadixTree)
+    for cls in (PrefixCache, RadixTree, *SERVING_CLASSES)
     for name, value in inspect.getmembers(cls, lambda value: isinstance(value, property))
+    if not issubclass(cls, Exception)
 }
 #: The errors of calls that have others than those that stand for a bad argument.
 OTHER_ERRORS = {
@@ -49,6 +61,7 @@ OTHER_ERRORS = {
     "RadixTree.save": ["TypeError", "ValueError", "OSError"],
 }
 RESULTS = [value for value in PUBLIC.values() if inspect.isclass(value) and issubclass(value, tuple)]
+RESULTS += RESULT_LIKE
 
 
 def page(name):
@@ -97,6 +110,24 @@ def test_the_reference_has_every_public_name_and_no_other():
     assert sorted(documented) == sorted(metrale_numba.__all__)
 
 
+def serving_constructors():
+    """The classes of the serving layer that a user makes objects of."""
+    made_elsewhere = (serving.Sequence, serving.SnapshotMover, serving.TierStore)
+    return [cls for cls in SERVING_CLASSES if not issubclass(cls, Exception) and cls not in made_elsewhere]
+
+
+def test_the_serving_reference_has_every_public_name_and_no_other():
+    source = page("serving_reference.rst")
+    documented = re.findall(r"^\.\. auto(?:class|function|data|exception):: (\S+)$", source, re.M)
+    # These two modules need other packages, so their names are read and not imported.
+    others = [
+        name
+        for path in ("serving/prometheus.py", "engines/transformers/__init__.py")
+        for name in ast.literal_eval(re.search(r"^__all__ = (\[.*?\])$", (PACKAGE / path).read_text(), re.M | re.S)[1])
+    ]
+    assert sorted(documented) == sorted([*serving.__all__, *others])
+
+
 @pytest.mark.parametrize("title", CALLABLES)
 def test_a_docstring_begins_with_one_line_that_says_what_the_call_does(title):
     first, *others = inspect.getdoc(CALLABLES[title]).splitlines()
@@ -117,11 +148,19 @@ def test_a_docstring_describes_what_is_returned_if_anything_is(title):
     assert ("Returns" in sections(inspect.getdoc(CALLABLES[title]))) == (returns not in (None, "None"))
 
 
-@pytest.mark.parametrize("title", CALLABLES)
+@pytest.mark.parametrize("title", {**FUNCTIONS, **METHODS})
 def test_a_docstring_names_the_errors_of_a_call_with_arguments(title):
     if set(inspect.signature(CALLABLES[title]).parameters) - {"self"}:
         errors = OTHER_ERRORS.get(title, ["TypeError", "ValueError"])
         assert names_in(sections(inspect.getdoc(CALLABLES[title]))["Raises"]) == errors
+
+
+@pytest.mark.parametrize("title", SERVING_METHODS)
+def test_a_docstring_of_the_serving_layer_names_the_errors_of_bad_arguments(title):
+    # What an engine writes is called by us alone.
+    if not title.startswith("SnapshotMover.") and set(inspect.signature(SERVING_METHODS[title]).parameters) - {"self", "cls"}:
+        errors = names_in(sections(inspect.getdoc(SERVING_METHODS[title]))["Raises"])
+        assert {"TypeError", "ValueError"} <= set(errors)
 
 
 @pytest.mark.parametrize("title", PROPERTIES)
@@ -129,7 +168,7 @@ def test_a_property_has_a_docstring(title):
     assert inspect.getdoc(PROPERTIES[title])
 
 
-@pytest.mark.parametrize("cls", [RadixTree, metrale_numba.NoPrefixCaching])
+@pytest.mark.parametrize("cls", [RadixTree, NoPrefixCaching, *serving_constructors()])
 def test_a_class_describes_every_keyword_of_its_constructor(cls):
     described = names_in(sections(cls.__doc__)["Parameters"])
     assert described == list(inspect.signature(cls).parameters)

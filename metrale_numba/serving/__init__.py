@@ -6,6 +6,7 @@
 from metrale_numba.serving.block_pool import BlockPool, OutOfBlocks, OutOfSlots, SnapshotPool
 from metrale_numba.serving.directory_tier import DirectoryTier
 from metrale_numba.serving.mover import SnapshotMover
+from metrale_numba.serving.redis_tier import RedisTier
 from metrale_numba.serving.sequence import Sequence, SequenceEnded
 from metrale_numba.serving.serving_cache import ServingCache
 from metrale_numba.serving.serving_stats import ServingStats
@@ -17,6 +18,7 @@ __all__ = [
     "MemoryTier",
     "OutOfBlocks",
     "OutOfSlots",
+    "RedisTier",
     "Sequence",
     "SequenceEnded",
     "ServingCache",
