@@ -192,6 +192,27 @@ def test_out_of_blocks_changes_nothing_and_says_what_there_is() -> None:
     serving.check_integrity()
 
 
+def test_a_block_that_the_cache_stores_twice_is_promised_once() -> None:
+    serving, _ = make(num_blocks=4, adopt_blocks=True, partial_tail_sharing=True)
+    first, second = serving.begin(range(8)), serving.begin(range(8))
+    first.allocate()
+    second.allocate()
+    second.publish(8)
+    first.publish(6)
+    first.publish(8)
+    first.finish()
+    second.finish()
+    assert sorted(contents_of(serving).blocks.physical.tolist()) == [0, 1, 1]
+    assert (serving.blocks.num_free, serving.num_free_blocks) == (2, 4)
+    before = state_of(serving)
+    with serving.begin([9] * 20) as third:
+        with pytest.raises(OutOfBlocks, match="5 blocks wanted, 2 of 4 free and 2 evictable"):
+            third.allocate()
+        assert state_of(serving) == before
+        third.allocate(4)
+    serving.check_integrity()
+
+
 def test_a_view_of_the_table_stays_what_it_was_and_cannot_be_written_to() -> None:
     serving, _ = make()
     with serving.begin(TOKENS) as sequence:

@@ -246,8 +246,10 @@ class ServingCache(Upkeep):
         query = holdings.tokens[: max(holdings.num_tokens - min_compute, 0)]
         rest = query.size % self._block_size
         # Nothing may be evicted between the look-up and the copy of a block that it matched in part.
-        if self._shares_tails and rest and not self._make_room(1):
-            query = query[: query.size - rest]
+        if self._shares_tails and rest and self._blocks.num_free == 0:
+            matched = self._tree.peek_matched_tokens(query, adapter_id=holdings.adapter)
+            if matched % self._block_size and not self._make_room(1):
+                query = query[: query.size - rest]
         match = self._tree.lookup(query, session_hash=holdings.session, adapter_id=holdings.adapter, record=record)
         if match.is_empty():
             return None
@@ -324,7 +326,7 @@ class ServingCache(Upkeep):
         short = wanted - self._blocks.num_free
         if short <= 0:
             return True
-        if self._tree is None or self._tree.num_evictable() < short:
+        if self._tree is None or self._num_evictable() < short:
             return False
         while short > 0:
             evicted = self._tree.evict(short)
@@ -344,7 +346,7 @@ class ServingCache(Upkeep):
             if not self._make_room(n):
                 raise OutOfBlocks(
                     f"{n} blocks wanted, {self._blocks.num_free} of {self._blocks.num_blocks} free and "
-                    f"{self.num_free_blocks - self._blocks.num_free} evictable; running sequences hold the others"
+                    f"{self._num_evictable()} evictable; running sequences hold the others"
                 )
             blocks = self._blocks.allocate(n)
             holdings.extend(blocks)
@@ -405,6 +407,8 @@ class ServingCache(Upkeep):
 
     def _take_over(self, acquired: InsertAcquired) -> None:
         self._blocks.inc_ref(acquired.blocks)
+        if self._twice is not None:
+            self._twice.add(acquired.blocks)
         if self._disk_blocks is not None:
             self._disk_blocks.inc_ref(acquired.disk_block_ids)
         self._drop_blocks(EvictedBlocks(acquired.released_blocks, acquired.released_disk_block_ids))

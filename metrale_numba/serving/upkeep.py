@@ -27,6 +27,7 @@ from metrale_numba.serving.saved_part import SavedPart
 from metrale_numba.serving.sequence import Holdings
 from metrale_numba.serving.serving_stats import ServingStats
 from metrale_numba.serving.snapshot_store import SnapshotStore
+from metrale_numba.serving.stored_twice import StoredTwice
 from metrale_numba.serving.tier import TierStore
 from metrale_numba.serving.transfers import Identity
 
@@ -57,6 +58,8 @@ class Upkeep:
         self._disk_blocks = disk_blocks
         self._block_size = cache.block_size
         self._shares_tails = self._tree is not None and self._tree.settings.partial_tail_sharing
+        adopts = self._shares_tails and self._tree is not None and self._tree.settings.adopt_blocks
+        self._twice = StoredTwice(self._blocks.num_blocks) if adopts else None
         self._is_hybrid = self._slots.num_slots > 0 if hybrid is None else as_bool(hybrid, "hybrid")
         spill_min_tokens = as_count(spill_min_tokens, "spill_min_tokens")
         keep_copies = as_bool(keep_copies, "keep_copies")
@@ -136,15 +139,25 @@ class Upkeep:
 
     @property
     def num_free_blocks(self) -> int:
-        """How many blocks a sequence could allocate now: those that are free, and those that can be evicted."""
-        evictable = self._tree.num_evictable() if self._tree is not None else 0
-        return self._blocks.num_free + evictable
+        """How many blocks a sequence can allocate now, those included that would be evicted for it."""
+        return self._blocks.num_free + self._num_evictable()
+
+    def _num_evictable(self) -> int:
+        """How many blocks would become free if everything were evicted that nobody holds."""
+        if self._tree is None:
+            return 0
+        evictable = self._tree.num_evictable()
+        # A few too few, where such a block is held: what is promised must be kept.
+        return evictable if self._twice is None else max(evictable - self._twice.surplus, 0)
 
     def _is_stale(self, holdings: Holdings) -> bool:
         return self._tree is not None and self._tree.adapter_epoch(holdings.adapter) != holdings.epoch
 
     def _drop_blocks(self, blocks: EvictedBlocks) -> None:
+        """Drop the references of the cache on what it has given up."""
         self._blocks.dec_ref(blocks.physical)
+        if self._twice is not None:
+            self._twice.remove(blocks.physical)
         if blocks.disk_block_ids.size:
             assert self._disk_blocks is not None
             self._disk_blocks.dec_ref(blocks.disk_block_ids)
@@ -243,7 +256,7 @@ class Upkeep:
                 evicted_blocks=self._evicted_blocks,
                 blocks=self._blocks.num_blocks,
                 free_blocks=self._blocks.num_free,
-                evictable_blocks=self.num_free_blocks - self._blocks.num_free,
+                evictable_blocks=self._num_evictable(),
                 cached_blocks=cached_blocks,
                 most_blocks=self._blocks.high_water,
                 slots=self._slots.num_slots,
@@ -283,6 +296,9 @@ class Upkeep:
             contents = self._contents()
             tables = [holdings.table for holdings in self._running]
             _compare("block", self._blocks, [own_blocks, contents.blocks.physical, *tables])
+            surplus = contents.blocks.physical.size - np.unique(contents.blocks.physical).size
+            if surplus != (self._twice.surplus if self._twice is not None else 0):
+                raise IntegrityError(f"the cache stores {surplus} blocks twice, which is not what was counted")
             if self._disk_blocks is not None:
                 disks = [holdings.disks_in_use() for holdings in self._running]
                 _compare("disk block", self._disk_blocks, [own_disks, contents.blocks.disk_block_ids, *disks])
@@ -377,6 +393,8 @@ class Upkeep:
                 if pool.num_used:
                     raise ValueError(f"{name} must be unused: {pool!r}")
                 pool._restore(ids, saved.most_blocks if name == "blocks" else 0)
+        if self._twice is not None:
+            self._twice.add(contents.blocks.physical)
         stored = {}
         for key in contents.tier_keys.tolist():
             if key in saved.stored and self._store.may_have(saved.stored[key]):
