@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
 from numpydoc.xref import DEFAULT_LINKS
 from sphinx.application import Sphinx
@@ -42,7 +43,10 @@ html_copy_source = False
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 # Extras, which are described without being at hand.
-autodoc_mock_imports = ["prometheus_client", "redis", "torch", "transformers"]
+autodoc_mock_imports = ["prometheus_client", "redis", "torch"]
+# Of this one the version is asked for.
+for _name in ("transformers", "transformers.cache_utils"):
+    sys.modules[_name] = MagicMock(__version__="999.0")
 numpydoc_show_class_members = False
 # There, only what these pages describe is linked; numpydoc would link int and str as well.
 DEFAULT_LINKS.clear()
