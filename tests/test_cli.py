@@ -20,7 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 import metrale_numba
-from metrale_numba.cli import _CtrlC, main
+from metrale_numba.cli import main
+from metrale_numba.cli.interrupts import CtrlC
 
 LINES = [
     '{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}\n',
@@ -426,7 +427,7 @@ def test_ctrl_c_while_the_kernels_are_compiled_prints_zeros(
 
 
 def test_ctrl_c_within_a_request_is_kept_until_the_next_is_read() -> None:
-    with _CtrlC() as ctrl_c:
+    with CtrlC() as ctrl_c:
         with ctrl_c.may_interrupt():
             pass
         signal.raise_signal(signal.SIGINT)
@@ -435,7 +436,7 @@ def test_ctrl_c_within_a_request_is_kept_until_the_next_is_read() -> None:
 
 
 def test_ctrl_c_while_a_request_is_read_interrupts_at_once() -> None:
-    with _CtrlC() as ctrl_c, ctrl_c.may_interrupt(), pytest.raises(KeyboardInterrupt):
+    with CtrlC() as ctrl_c, ctrl_c.may_interrupt(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
 
 
@@ -446,7 +447,7 @@ def test_ctrl_c_that_a_callback_swallows_is_raised_again_without_a_word(capfd: p
             for _ in range(10**9):
                 pass
 
-    with _CtrlC() as ctrl_c, pytest.raises(KeyboardInterrupt):
+    with CtrlC() as ctrl_c, pytest.raises(KeyboardInterrupt):
         work()
     assert capfd.readouterr() == ("", "")
 
@@ -457,14 +458,14 @@ def test_what_a_cut_short_callback_breaks_counts_as_the_interruption() -> None:
             ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(signal.SIGINT))()
             raise RuntimeError("the callback did not do its work")
 
-    with _CtrlC() as ctrl_c, pytest.raises(KeyboardInterrupt):
+    with CtrlC() as ctrl_c, pytest.raises(KeyboardInterrupt):
         work()
 
 
 def test_other_errors_in_callbacks_are_told_of_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr("sys.unraisablehook", lambda unraisable: told.append(unraisable.exc_type))
-    with _CtrlC():
+    with CtrlC():
         ctypes.CFUNCTYPE(None)(lambda: [].index(1))()
     assert told == [ValueError]
 
@@ -474,7 +475,7 @@ def test_all_handlers_are_put_back() -> None:
         return [signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM), sys.unraisablehook]
 
     before = handlers()
-    with _CtrlC():
+    with CtrlC():
         assert handlers() != before
     assert handlers() == before
 
@@ -482,7 +483,7 @@ def test_all_handlers_are_put_back() -> None:
 def test_an_ignored_ctrl_c_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with _CtrlC() as ctrl_c, ctrl_c.may_interrupt():
+        with CtrlC() as ctrl_c, ctrl_c.may_interrupt():
             signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -57,14 +57,24 @@ class Request:
         Tokens of the prompt.
     output_length : int
         Tokens generated in answer.
-    hash_ids : array of uint32, shape (ceil(input_length / 512),)
-        One id per 512 tokens of the prompt. Two prompts with an equal id at some place are equal up to there.
+    hash_ids : array of uint32, shape (ceil(input_length / tokens_per_id),)
+        One id per `tokens_per_id` tokens of the prompt. Two prompts with an equal id at some place are equal up to
+        there.
+    tokens_per_id : int, default 512
+        Tokens that one id stands for; the last one may stand for fewer.
+    session : int, default 0
+        The conversation that the request is a turn of, or 0.
+    adapter : int, default 0
+        The adapter it is computed under. Prompts of two adapters share nothing.
     """
 
     timestamp: float
     input_length: int
     output_length: int
     hash_ids: npt.NDArray[np.uint32]
+    tokens_per_id: int = TOKENS_PER_HASH_ID
+    session: int = 0
+    adapter: int = 0
 
 
 class TraceError(MetraleError):

@@ -1,50 +1,27 @@
-"""The command ``metrale-numba``: arguments in, replay results out as tables or as JSON.
-
-Relies on click for arguments and on rich for what a terminal shows. Results go to standard output, all else to
-standard error; the exit status is 0, 1 where nothing could be compiled or written, 2 for bad arguments or a bad
-trace, 130 after Ctrl-C.
-"""
+"""``metrale-numba replay``: plays requests through the cache, and prints counts and times as tables or as JSON."""
 
 from __future__ import annotations
 
 import json
 import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from itertools import islice
-from time import monotonic
-from types import FrameType, TracebackType
-from typing import NamedTuple
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 
 import click
 from click.core import ParameterSource
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 import metrale_numba
-from metrale_numba.replay import (
-    TOKENS_PER_HASH_ID,
-    CallTimes,
-    Replay,
-    ReplayResult,
-    Request,
-    TraceError,
-    TraceReader,
-    chat_workload,
-)
+from metrale_numba.cli.interrupts import INTERRUPTED_STATUS, CtrlC, read_interruptibly
+from metrale_numba.cli.kernels import compile_kernels
+from metrale_numba.cli.progress import error_console, request_progress
+from metrale_numba.cli.sources import BadTrace, Source, built_in_source, trace_source
+from metrale_numba.replay import TOKENS_PER_HASH_ID, CallTimes, Replay, ReplayResult, TraceError
 
-_INTERRUPTED_STATUS = 130
-"""128 and the number of SIGINT, which is how a shell tells of a command that Ctrl-C ended."""
-
-# Often enough to look alive, seldom enough not to show in the requests per second.
-_SECONDS_BETWEEN_REFRESHES = 0.1
-
-# Long enough for the callback in which Ctrl-C was lost to end.
-_SECONDS_BEFORE_TRYING_AGAIN = 0.01
+__all__ = ["replay"]
 
 # No engine has larger blocks, and a slip of the finger would fill the memory with one long prompt.
 _LARGEST_BLOCK_SIZE = 4_096
@@ -53,13 +30,7 @@ _LARGEST_BLOCK_SIZE = 4_096
 _LARGEST_CAPACITY = metrale_numba.NONE
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(metrale_numba.__version__, prog_name="metrale-numba")
-def main() -> None:
-    """Prefix cache of an LLM serving engine, on NumPy arrays and Numba kernels."""
-
-
-@main.command(short_help="Play a trace, or a built-in chat workload, through the cache.")
+@click.command(short_help="Play a trace, or a built-in chat workload, through the cache.")
 @click.argument("trace", required=False, type=click.Path(allow_dash=True))
 @click.option(
     "--blocks",
@@ -132,8 +103,8 @@ def replay(
         if trace is not None and context.get_parameter_source(option) is not ParameterSource.DEFAULT:
             raise click.UsageError(f"--{option} shapes the built-in workload and does not go with a TRACE.", context)
 
-    opening = _built_in_source(seed, requests, sessions, limit) if trace is None else _trace_source(trace, limit)
-    with _CtrlC() as ctrl_c:
+    opening = built_in_source(seed, requests, sessions, limit) if trace is None else trace_source(trace, limit)
+    with CtrlC() as ctrl_c:
         result, interrupted = _played(opening, ctrl_c, capacity, block_size)
         try:
             if as_json:
@@ -152,107 +123,14 @@ def replay(
     if interrupted:
         # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        context.exit(_INTERRUPTED_STATUS)
-
-
-class _BadTrace(click.ClickException):
-    """Shown as its message alone, like a bad argument."""
-
-    exit_code = 2
-
-
-class _CtrlC:
-    """Lets Ctrl-C stop the work only where that leaves no request half played; a context manager.
-
-    Within :meth:`may_interrupt` it raises ``KeyboardInterrupt`` at once, since reading a pipe or compiling may
-    take long. Anywhere else it is kept until the next :meth:`may_interrupt`.
-    """
-
-    def __init__(self) -> None:
-        self._pressed = False
-        self._may_interrupt = False
-
-    def __enter__(self) -> _CtrlC:
-        self._previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGALRM)}
-        self._previous_hook = sys.unraisablehook
-        # A job that a shell started in the background is to ignore Ctrl-C, and goes on doing so.
-        if self._previous[signal.SIGINT] is not signal.SIG_IGN:
-            for number in self._previous:
-                signal.signal(number, self._on_signal)
-            sys.unraisablehook = self._on_swallowed
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        sys.unraisablehook = self._previous_hook
-
-    @contextmanager
-    def may_interrupt(self) -> Iterator[None]:
-        """Raise ``KeyboardInterrupt`` in this block if Ctrl-C comes, or on entry if it has come."""
-        try:
-            # In this order: the other way round, a Ctrl-C between the two would be kept until the block is over.
-            self._may_interrupt = True
-            if self._pressed:
-                raise KeyboardInterrupt
-            yield
-        except Exception as error:
-            # A callback that Ctrl-C cut short has not done its work, and what called it may stumble over that.
-            if self._pressed:
-                raise KeyboardInterrupt from error
-            raise
-        finally:
-            self._may_interrupt = False
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._pressed = True
-        if self._may_interrupt:
-            raise KeyboardInterrupt
-
-    def _on_swallowed(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Try again a little later where the exception could not get out, as in LLVM's callbacks into Python."""
-        if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            signal.setitimer(signal.ITIMER_REAL, _SECONDS_BEFORE_TRYING_AGAIN)
-        else:
-            self._previous_hook(unraisable)
-
-
-class _Source(NamedTuple):
-    """Where requests come from."""
-
-    requests: Iterable[Request]
-    fraction_done: Callable[[int], float | None]
-    """How much of the work is done once so many requests are played, 0 to 1; None if nobody knows."""
-
-
-@contextmanager
-def _built_in_source(seed: int, requests: int, sessions: int, limit: int | None) -> Iterator[_Source]:
-    if limit is not None:
-        requests = min(requests, limit)
-    yield _Source(chat_workload(seed, requests=requests, sessions=sessions), lambda played: played / requests)
-
-
-@contextmanager
-def _trace_source(trace: str, limit: int | None) -> Iterator[_Source]:
-    with TraceReader(trace) as reader:
-
-        def fraction_done(played: int) -> float | None:
-            fractions = [reader.fraction_read, None if limit is None else played / limit]
-            return max((fraction for fraction in fractions if fraction is not None), default=None)
-
-        yield _Source(islice(reader, limit), fraction_done)
+        context.exit(INTERRUPTED_STATUS)
 
 
 def _played(
-    opening: AbstractContextManager[_Source], ctrl_c: _CtrlC, capacity: int | None, block_size: int
+    opening: AbstractContextManager[Source], ctrl_c: CtrlC, capacity: int | None, block_size: int
 ) -> tuple[ReplayResult, bool]:
     """Play all requests of a source; answers what that came to, and whether Ctrl-C ended it early."""
-    errors = Console(stderr=True)
-    # Nothing moves where nobody watches; by itself rich would also animate into a pipe if FORCE_COLOR is set.
-    errors.quiet = not errors.file.isatty()
+    errors = error_console()
     player: Replay | None = None
     interrupted = False
     try:
@@ -261,64 +139,19 @@ def _played(
             with ctrl_c.may_interrupt():
                 source = stack.enter_context(opening)
             with errors.status("Loading the kernels", spinner="line"), ctrl_c.may_interrupt():
-                _compile_kernels()
+                compile_kernels()
                 cache = metrale_numba.RadixTree(block_size=block_size)
             player = Replay(cache, block_size=block_size, capacity=capacity)
-            with _progress(errors, source.fraction_done) as show_progress:
-                for request in _read_interruptibly(source.requests, ctrl_c):
+            with request_progress(errors, source.fraction_done) as show_progress:
+                for request in read_interruptibly(source.requests, ctrl_c):
                     player.play(request)
                     show_progress(player.requests)
     except KeyboardInterrupt:
         interrupted = True
     except TraceError as error:
-        raise _BadTrace(str(error)) from None
+        raise BadTrace(str(error)) from None
     # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
     return player.result() if player else ReplayResult(block_size=block_size, capacity=capacity), interrupted
-
-
-def _compile_kernels() -> None:
-    try:
-        metrale_numba.warmup()
-    except RuntimeError as error:
-        raise click.ClickException(str(error)) from None
-
-
-def _read_interruptibly(requests: Iterable[Request], ctrl_c: _CtrlC) -> Iterator[Request]:
-    iterator = iter(requests)
-    while True:
-        with ctrl_c.may_interrupt():
-            request = next(iterator, None)
-        if request is None:
-            return
-        yield request
-
-
-@contextmanager
-def _progress(console: Console, fraction_done: Callable[[int], float | None]) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar on `console`; yields the function to call with the number of requests played."""
-    columns = (
-        TextColumn("Replaying"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[played]:,} requests"),
-        TimeElapsedColumn(),
-    )
-    # A thread that redraws would take its time out of the calls that are being measured.
-    with Progress(*columns, console=console, auto_refresh=False, transient=True, disable=console.quiet) as progress:
-        bar = progress.add_task("", total=None, played=0)
-        next_refresh = 0.0
-
-        def show(played: int) -> None:
-            nonlocal next_refresh
-            if console.quiet or monotonic() < next_refresh:
-                return
-            fraction = fraction_done(played)
-            if fraction is not None:
-                progress.update(bar, completed=fraction, total=1.0)
-            progress.update(bar, played=played, refresh=True)
-            next_refresh = monotonic() + _SECONDS_BETWEEN_REFRESHES
-
-        yield show
 
 
 def _as_json(source: Mapping[str, object], result: ReplayResult, interrupted: bool) -> str:
