@@ -4,6 +4,13 @@ Importing the package loads no kernel and compiles nothing.
 """
 
 from metrale_numba.errors import CacheFileError, IntegrityError, MetraleError, RefcountError
+from metrale_numba.explain import (
+    EvictedPrefix,
+    Explanation,
+    LostSnapshotInfo,
+    PassedSnapshot,
+    SnapshotExplanation,
+)
 from metrale_numba.identity import adapter_key, placeholder_tokens, session_hash
 from metrale_numba.interface import (
     NONE,
@@ -27,6 +34,7 @@ from metrale_numba.metrics import (
     record_cache_miss,
 )
 from metrale_numba.no_caching import NoPrefixCaching
+from metrale_numba.nodes import NodeInfo
 from metrale_numba.pins import Pin
 from metrale_numba.radix_tree import RadixTree
 
@@ -36,15 +44,21 @@ __all__ = [
     "Cleared",
     "Drop",
     "EvictedBlocks",
+    "EvictedPrefix",
+    "Explanation",
     "InsertAcquired",
     "IntegrityError",
+    "LostSnapshotInfo",
     "MetraleError",
     "NoPrefixCaching",
+    "NodeInfo",
+    "PassedSnapshot",
     "Pin",
     "PrefixCache",
     "PrefixMatch",
     "RadixTree",
     "RefcountError",
+    "SnapshotExplanation",
     "SnapshotStats",
     "Spill",
     "StatsDetail",

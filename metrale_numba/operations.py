@@ -28,6 +28,8 @@ from metrale_numba.arguments import (
 )
 from metrale_numba.copies import Arrays, flatten, has_disk_ids, unflatten, write_file
 from metrale_numba.errors import CacheFileError, IntegrityError
+from metrale_numba.ghosts import Ghosts, LostSnapshots
+from metrale_numba.inspection import Inspection
 from metrale_numba.interface import (
     EMPTY_IDS,
     Cleared,
@@ -49,7 +51,7 @@ NO_ROOM = np.empty(0, np.uint32)
 _CHECK_PRIME = 2**64 - 59
 
 
-class Operations:
+class Operations(Inspection):
     """The half of :class:`RadixTree` that is off the hot path; it also owns the arrays and the lock."""
 
     def _set_up(self, settings: Settings, hash_keys: tuple[int, int], quotas: dict[int, int]) -> None:
@@ -74,6 +76,11 @@ class Operations:
             adopt_blocks=settings.adopt_blocks,
         )
         self._pools = self._shared.pools
+        self._ghosts = None
+        if settings.ghosts:
+            lost_snapshots = LostSnapshots(settings.ghosts, self._shared.header, self._index.arrays, self._kernels)
+            self._index.use(lost_snapshots.kernels())
+            self._ghosts = Ghosts(settings.ghosts, self._shared, lost_snapshots, self._kernels, kernels("ghosts"))
         # Whether a disk id was ever stored: until then no call makes room for any.
         self._has_disk_ids = False
         self._epoch = 0
@@ -95,6 +102,9 @@ class Operations:
         self._release_kernel = self._kernels["release"]
         self._insert_kernel = self._kernels["insert"]
         self._evict_kernel = self._kernels["evict"]
+        if self._ghosts is not None:
+            self._insert_kernel = self._ghosts.insert
+            self._evict_kernel = self._ghosts.evict
 
     def _go_live(self) -> None:
         """Take part in the process's counters and forks, from what the counters are now."""
@@ -194,6 +204,8 @@ class Operations:
         self._index.arrays.clear()
         self._shared.clear(self._pool)
         self._pins.strike(None)
+        if self._ghosts is not None:
+            self._ghosts.clear()
         self._epoch = epoch
 
     def drop_adapter(self, adapter_id: int) -> Cleared:
@@ -233,6 +245,8 @@ class Operations:
                 )
                 self._drop_pool_if_spare(pool)
             self._pins.strike(adapter_id)
+            if self._ghosts is not None:
+                self._ghosts.drop_adapter(adapter)
             self._adapter_drops[adapter_id] = self._adapter_drops.get(adapter_id, 0) + 1
         # No copies: without memory for them, what was taken out would be lost.
         return Cleared(EvictedBlocks(blocks[:num_blocks], disks[:num_disks]), slots, np.array(keys, np.uint64))
@@ -443,8 +457,16 @@ class Operations:
         room = nodes + int(header[layout.SHARED_NUM_SUFFIXES])
         blocks = np.empty(room, np.uint32)
         disks = np.empty(room, np.uint32) if self._has_disk_ids else NO_ROOM
-        num_out, num_disks, num_removed, _ = tenants["evict_from"](
-            header, adapter, num_blocks, num_nodes, blocks, disks, np.empty(nodes, np.int64), np.empty(nodes, np.uint64)
+        stamps, members = np.empty(nodes, np.int64), np.empty(nodes, np.uint64)
+
+        def evict() -> tuple[int, int, int, int]:
+            numbers: tuple[int, int, int, int] = tenants["evict_from"](
+                header, adapter, num_blocks, num_nodes, blocks, disks, stamps, members
+            )
+            return numbers
+
+        num_out, num_disks, num_removed, _ = (
+            evict() if self._ghosts is None else self._ghosts.watch(evict, by_adapter=True)
         )
         # No copies: without memory for them, what was taken out would be lost.
         return EvictedBlocks(blocks[:num_out], disks[:num_disks]), num_removed
@@ -566,6 +588,7 @@ class Operations:
             ("shared", self._shared.arrays()),
             ("snapshots", self._index.arrays.arrays()),
             *(("blocks", pool.arrays()) for pool in self._pools.values()),
+            *([("ghosts", self._ghosts.arrays())] if self._ghosts is not None else []),
         ]
 
     def peek_many(self, prompts: Sequence[Tokens], block_size: int | None = None, adapter_id: int = 0) -> list[int]:
@@ -642,6 +665,8 @@ class Operations:
                     f"the cache keeps count of {kept[0]} blocks, {kept[1]} partial suffixes and {kept[2]} evictable "
                     f"blocks, but has {counted[0]}, {counted[1]} and {counted[2]}"
                 )
+            if self._ghosts is not None:
+                self._ghosts.check_integrity()
 
     # Copies
 
@@ -659,6 +684,8 @@ class Operations:
                 "adapter_drops": dict(self._adapter_drops),
                 "holds": self._pins.holds(),
                 "has_disk_ids": self._has_disk_ids,
+                # Not in a file, which says nothing of what is not in the cache.
+                "ghosts": None if self._ghosts is None else self._ghosts.state(),
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -670,6 +697,8 @@ class Operations:
         self._adapter_drops = dict(state["adapter_drops"])
         self._pins.restore(state["holds"])
         self._has_disk_ids = state["has_disk_ids"]
+        if self._ghosts is not None:
+            self._ghosts.restore(state["ghosts"])
         self._add_default_pool()
         self._go_live()
 
@@ -706,7 +735,7 @@ class Operations:
         settings = asdict(state["settings"])
         secret = settings.pop("check_secret")
         # What memory is there is a matter of the machine that loads.
-        del settings["reserve"]
+        del settings["reserve"], settings["ghosts"]
         meta = {
             "settings": settings,
             "check_secret": None if secret is None else secret.hex(),
@@ -723,7 +752,7 @@ class Operations:
 
     @staticmethod
     def _state_of_parts(
-        path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Arrays, reserve: int
+        path: str | os.PathLike[str], meta: Mapping[str, Any], arrays: Arrays, reserve: int, ghosts: int
     ) -> dict[str, Any]:
         """Check everything that a file says, but for what only a recount can tell."""
         try:
@@ -744,9 +773,9 @@ class Operations:
                 for number, (name, matched_tokens, block_size, adapter_id, seconds) in enumerate(meta["pins"])
             }
             saved = {**meta["settings"], "check_secret": None if secret is None else bytes.fromhex(secret)}
-            settings = resolve(**saved, reserve=reserve)
+            settings = resolve(**saved, reserve=reserve, ghosts=ghosts)
             # What is missing or null would come from the environment.
-            if asdict(settings) != {**saved, "reserve": reserve}:
+            if asdict(settings) != {**saved, "reserve": reserve, "ghosts": ghosts}:
                 raise ValueError("its settings are not complete")
             for name, hold in holds.items():
                 if hold.tokens.size != hold.matched_tokens:
@@ -766,6 +795,7 @@ class Operations:
                 },
                 "holds": holds,
                 "has_disk_ids": bool(meta["has_disk_ids"]),
+                "ghosts": None,
                 **state,
             }
         except (KeyError, TypeError, ValueError, OverflowError) as error:

@@ -16,7 +16,17 @@ import numpy as np
 
 from metrale_numba.arguments import MAX_INT64, as_block_size, as_bool, as_count, as_u64, shown
 
-__all__ = ["DEFAULT_BLOCK_SIZE", "MAX_EVICT_ALPHA", "MAX_RESERVE", "Settings", "as_quotas", "as_reserve", "resolve"]
+__all__ = [
+    "DEFAULT_BLOCK_SIZE",
+    "MAX_EVICT_ALPHA",
+    "MAX_GHOSTS",
+    "MAX_RESERVE",
+    "Settings",
+    "as_ghosts",
+    "as_quotas",
+    "as_reserve",
+    "resolve",
+]
 
 DEFAULT_BLOCK_SIZE: Final = 16
 """Tokens per block where neither the call nor the constructor says."""
@@ -26,6 +36,9 @@ MAX_EVICT_ALPHA: Final = 8.0
 
 MAX_RESERVE: Final = 2**31
 """The greatest number of blocks that can be reserved; the rows of a cache are numbered in 32 bits."""
+
+MAX_GHOSTS: Final = 2**31
+"""The greatest number of evictions that can be remembered; ghosts are numbered in 32 bits, too."""
 
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -62,6 +75,8 @@ class Settings:
         Full blocks that all pins together may hold; None for any number.
     reserve : int
         Blocks of the default block size for which memory is taken when the cache is made.
+    ghosts : int
+        Evictions that are remembered for :meth:`~metrale_numba.RadixTree.explain`.
     """
 
     partial_tail_sharing: bool = False
@@ -76,6 +91,7 @@ class Settings:
     strict: bool = False
     max_pinned_blocks: int | None = None
     reserve: int = 0
+    ghosts: int = 0
 
 
 _DEFAULTS: Final = Settings()
@@ -95,6 +111,7 @@ def resolve(
     strict: bool = False,
     max_pinned_blocks: int | None = None,
     reserve: int = 0,
+    ghosts: int = 0,
 ) -> Settings:
     """Settle every setting: the keyword if it is given, else the variable if it is set, else the default.
 
@@ -127,6 +144,8 @@ def resolve(
         Blocks, at least 0. No variable; else any number.
     reserve : int, default 0
         Blocks, 0..MAX_RESERVE. No variable.
+    ghosts : int, default 0
+        Evictions, 0..MAX_GHOSTS. No variable.
 
     Returns
     -------
@@ -157,6 +176,7 @@ def resolve(
         strict=as_bool(strict, "strict"),
         max_pinned_blocks=None if max_pinned_blocks is None else as_count(max_pinned_blocks, "max_pinned_blocks"),
         reserve=as_reserve(reserve),
+        ghosts=as_ghosts(ghosts),
     )
 
 
@@ -233,6 +253,19 @@ def as_reserve(value: object) -> int:
         If it is out of range.
     """
     return as_count(value, "reserve", MAX_RESERVE)
+
+
+def as_ghosts(value: object) -> int:
+    """Give a number of evictions to remember as an int, 0..MAX_GHOSTS.
+
+    Raises
+    ------
+    TypeError
+        If `value` is not an integer.
+    ValueError
+        If it is out of range.
+    """
+    return as_count(value, "ghosts", MAX_GHOSTS)
 
 
 def as_quotas(quotas: object) -> dict[int, int]:

@@ -73,6 +73,10 @@ class SnapshotIndex:
             hermetic=settings.hermetic,
         )
 
+    def use(self, kernels: Mapping[str, Callable[..., Any]]) -> None:
+        """Call other kernels from now on."""
+        self._kernels = kernels
+
     def __len__(self) -> int:
         return int(self.arrays.header[INDEX_SIZE])
 

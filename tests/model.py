@@ -187,6 +187,7 @@ class Model:
         max_pinned_blocks: int | None = None,
         quotas: Mapping[int, int] | None = None,
         reserve: int = 0,
+        ghosts: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.partial_tail_sharing = partial_tail_sharing

@@ -22,6 +22,7 @@ from click.testing import CliRunner
 import metrale_numba
 from metrale_numba.cli import main
 from metrale_numba.cli.interrupts import CtrlC
+from metrale_numba.replay import workload
 
 LINES = [
     '{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [1, 2, 3]}\n',
@@ -57,6 +58,11 @@ def _ctrl_c_arrives() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def zstd_compress(content: bytes) -> bytes:
+    packed: bytes = pytest.importorskip("zstandard").compress(content)
+    return packed
 
 
 @pytest.fixture
@@ -186,13 +192,53 @@ def test_blocks_limits_the_cache_and_block_size_changes_no_count(trace: Path) ->
 
 
 def test_json_names_the_trace_that_was_played(trace: Path) -> None:
-    assert json_of(run("replay", trace, "--json"))["source"] == {"trace": str(trace)}
+    assert json_of(run("replay", trace, "--json"))["source"] == {"trace": str(trace), "format": "mooncake"}
 
 
 def test_json_names_what_shaped_the_built_in_workload() -> None:
     fields = json_of(run("replay", "--json", "--seed", 3, "--requests", 50, "--sessions", 2, "--limit", 5))
-    assert fields["source"] == {"seed": 3, "requests": 50, "sessions": 2}
+    assert fields["source"] == {"workload": "chat", "seed": 3, "requests": 50, "sessions": 2}
     assert fields["requests"] == 5
+
+
+def test_json_names_the_think_time_if_there_is_one() -> None:
+    fields = json_of(run("replay", "--json", "--requests", 50, "--sessions", 2, "--think-time", 500))
+    assert fields["source"] == {"workload": "chat", "seed": 0, "requests": 50, "sessions": 2, "think_time": 500}
+
+
+@pytest.mark.parametrize("name", ["chat", "agent", "retrieval", "few-shot"])
+def test_every_built_in_workload_is_played_by_its_name(name: str) -> None:
+    fields = json_of(run("replay", "--json", "--workload", name, "--requests", 60, "--sessions", 5))
+    assert fields["source"] == {"workload": name, "seed": 0, "requests": 60, "sessions": 5}
+    assert fields["blocks"] == sum(request.hash_ids.size for request in workload(name, 0, 60, 5))
+
+
+def test_a_trace_of_tokens_is_cached_in_blocks_of_16_tokens(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"tokens": list(range(40)), "adapter": adapter} for adapter in ("a", "b", "a")]
+    trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fields = json_of(run("replay", trace, "--json"))
+    assert fields["source"] == {"trace": str(trace), "format": "tokens"}
+    assert [fields[name] for name in COUNTS] == [3, 6, 2, 0, 4]
+    assert (fields["block_size"], fields["token_hit_rate"]) == (16, 32 / 120)
+    shown = [line.split() for line in run("replay", trace, "--block-size", 8).stdout.decode().splitlines()]
+    assert ["blocks", "(8", "tokens)", "15"] in shown
+    assert ["tokens", "per", "block", "8"] in shown
+
+
+def test_a_bailian_trace_is_cached_in_blocks_of_its_hash_ids(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = (
+        '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 40, "output_length": 9, '
+        '"type": "text", "turn": 1, "hash_ids": [1, 2, 3]}\n'
+    )
+    trace.write_text(line * 2)
+    fields = json_of(run("replay", trace, "--json"))
+    assert fields["source"] == {"trace": str(trace), "format": "bailian"}
+    assert [fields[name] for name in COUNTS] == [2, 6, 3, 0, 3]
+    assert fields["token_hit_rate"] == 40 / 80
+    shown = [line.split() for line in run("replay", trace).stdout.decode().splitlines()]
+    assert ["blocks", "(hash", "ids", "of", "16", "tokens)", "6"] in shown
 
 
 def test_limit_stops_before_what_lies_behind_it(trace: Path) -> None:
@@ -200,7 +246,7 @@ def test_limit_stops_before_what_lies_behind_it(trace: Path) -> None:
     assert json_of(run("replay", trace, "--json", "--limit", 2))["requests"] == 2
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, zstd_compress], ids=["plain", "gzip", "zstd"])
 def test_a_dash_reads_standard_input(pack: Callable[[bytes], bytes]) -> None:
     fields = json_of(run("replay", "-", "--json", stdin=pack("".join(LINES).encode())))
     assert [fields[name] for name in COUNTS] == [3, 9, 3, 0, 6]
@@ -352,6 +398,11 @@ def test_a_directory_is_no_trace(tmp_path: Path) -> None:
         (["trace.jsonl", "--seed", "0"], "--seed shapes the built-in workload and does not go with a TRACE"),
         (["trace.jsonl", "--requests", "9"], "--requests shapes the built-in workload"),
         (["trace.jsonl", "--sessions", "9"], "--sessions shapes the built-in workload"),
+        (["trace.jsonl", "--workload", "chat"], "--workload shapes the built-in workload"),
+        (["trace.jsonl", "--think-time", "9"], "--think-time shapes the built-in workload"),
+        (["--workload", "rag"], "'rag' is not one of 'chat', 'agent', 'retrieval', 'few-shot'"),
+        (["--workload", "agent", "--think-time", "9"], "--think-time is of the chat workload, and not of agent"),
+        (["--think-time", "0"], "0 is not in the range"),
         (["one.jsonl", "two.jsonl"], "unexpected extra argument"),
         (["--fast"], "No such option"),
     ],
@@ -366,7 +417,8 @@ def test_a_bad_argument_is_refused_with_status_2(arguments: list[str], message: 
 def test_help_explains_the_command_and_every_option(option: str) -> None:
     shown = CliRunner().invoke(main, ["replay", option])
     assert shown.exit_code == 0
-    for name in ("TRACE", "--blocks", "--block-size", "--limit", "--json", "--seed", "--requests", "--sessions"):
+    names = ("TRACE", "--blocks", "--block-size", "--limit", "--json")
+    for name in (*names, "--workload", "--seed", "--requests", "--sessions", "--think-time"):
         assert name in shown.output
 
 
@@ -420,6 +472,7 @@ def test_ctrl_c_while_the_kernels_are_compiled_prints_zeros(
     fields = json.loads(stdout)
     assert set(fields) == FIELDS
     assert fields["interrupted"] is True
+    assert fields["source"] == {"trace": "-", "format": None}
     assert [fields[name] for name in COUNTS] == [0, 0, 0, 0, 0]
     assert fields["block_hit_rate"] is fields["token_hit_rate"] is fields["requests_per_second"] is None
     assert fields["requests_per_cache_second"] is None

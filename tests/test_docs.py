@@ -23,6 +23,7 @@ from click.testing import CliRunner
 import metrale_numba
 from metrale_numba import NoPrefixCaching, PrefixCache, RadixTree, serving
 from metrale_numba.cli import main
+from metrale_numba.replay import WORKLOADS, Replay, open_trace, workload
 from metrale_numba.settings import Settings, resolve
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -276,7 +277,35 @@ def test_a_default_of_the_replay_page_is_the_default():
     options = re.split(r"^\.\. option:: ", page("replay.rst"), flags=re.M)[1:]
     defaults = {option.split()[0]: re.findall(r"([\d,]*\d) by\s+default", option) for option in options}
     assert {name: default for name, (default,) in filter(all, defaults.items())} == expected
-    assert len(expected) == 4
+    assert len(expected) == 3
+
+
+@pytest.mark.parametrize("row", rows(page("replay.rst"), "workload"), ids=lambda row: row[0].strip("`"))
+def test_the_figures_of_a_workload_are_those_of_a_replay(row):
+    def hit_rate(capacity):
+        player = Replay(RadixTree(block_size=1), capacity=capacity)
+        for request in workload(literals(row[0])[0], seed=0, requests=20_000, sessions=1_000):
+            player.play(request)
+        return player.result().block_hit_rate, player.result().blocks
+
+    (without_limit, blocks), (limited, _) = hit_rate(None), hit_rate(10_000)
+    assert row[1:] == [f"{blocks:,}", f"{without_limit:.2%}", f"{limited:.2%}"]
+
+
+def test_the_replay_page_has_an_example_of_every_format_of_a_trace(tmp_path):
+    examples = re.findall(r"^.. code-block:: json\n\n((?:   .+\n)+)", page("replay.rst"), re.M)
+    formats = []
+    for example in examples:
+        trace = tmp_path / "trace.jsonl"
+        trace.write_text(" ".join(example.split()))
+        with open_trace(trace) as reader:
+            assert len(list(reader)) == 1
+            formats.append(reader.format)
+    assert formats == ["mooncake", "bailian", "tokens"]
+
+
+def test_the_replay_page_has_every_workload_and_no_other():
+    assert [literals(row[0])[0] for row in rows(page("replay.rst"), "workload")] == list(WORKLOADS)
 
 
 def test_the_replay_page_has_every_field_of_the_json_object_and_no_other():

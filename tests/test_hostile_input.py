@@ -74,6 +74,8 @@ RANGES = {
 }
 SEQUENCES = ("tokens", "block_table", "disk_block_ids")
 MAY_BE_NONE = ("block_size", "check", "blocks", "ttl")
+#: Those that may be None in one call alone.
+MAY_BE_NONE_HERE = {("iter_nodes", "adapter_id")}
 KEYWORD_ONLY = ("record",)
 #: Those of which every value of the right type is taken.
 NEVER_OUT_OF_RANGE = ("record", "name")
@@ -366,6 +368,7 @@ REFUSALS = [
     for method, arguments in METHODS.items()
     for argument in arguments
     for bad in bad_values(argument)
+    if not (bad.value is None and (method, argument) in MAY_BE_NONE_HERE)
 ]
 
 
@@ -440,6 +443,11 @@ def test_the_arguments_that_the_table_spoils_are_taken_otherwise(method: str) ->
 @pytest.mark.parametrize("argument", MAY_BE_NONE)
 def test_what_may_be_left_out_may_be_none(argument: str) -> None:
     for method in [method for method in METHODS if argument in METHODS[method]]:
+        call(populated(), method, {**good(method), argument: None})
+
+
+def test_an_adapter_may_be_none_where_all_are_meant() -> None:
+    for method, argument in MAY_BE_NONE_HERE:
         call(populated(), method, {**good(method), argument: None})
 
 
@@ -637,6 +645,7 @@ BAD_SETTINGS = [
     *[("strict", bad) for bad in bad_flags()],
     *[("max_pinned_blocks", bad) for bad in bad_numbers(0, MAX_INT64, may_be_none=True)],
     *[("reserve", bad) for bad in bad_numbers(0, 2**31, may_be_none=False)],
+    *[("ghosts", bad) for bad in bad_numbers(0, 2**31, may_be_none=False)],
     *[
         ("quotas", Bad(label, value, TypeError, " must be a mapping of adapter ids to blocks, not "))
         for label, value in {**NO_SEQUENCES, "list": [(1, 2)], "items": {1: 2}.items()}.items()
@@ -863,8 +872,9 @@ def test_a_number_of_any_integer_type_is_what_it_is_as_an_int(number_type: Calla
     numbers = {name: GOOD[name] if wide else min(GOOD[name], 99) for name in METHODS[method] if name in RANGES}
     one, other = populated(), populated()
     given = {name: number_type(value) for name, value in numbers.items()}
-    answer = getattr(one, method)(**good(method) | given)
-    assert answer == getattr(other, method)(**good(method) | numbers)
+    answers = [getattr(one, method)(**good(method) | given), getattr(other, method)(**good(method) | numbers)]
+    answer, expected = (list(answer) if isinstance(answer, Iterator) else answer for answer in answers)
+    assert answer == expected
     assert farewell(one) == farewell(other)
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from metrale_numba import IntegrityError, RadixTree
+from metrale_numba.ghosts import Ghosts
 from metrale_numba.kernels import layout
 from metrale_numba.kernels.arrays import PoolArrays, UInt64Array
 from metrale_numba.kernels.compile import kernels
@@ -15,12 +16,12 @@ from metrale_numba.kernels.layout import FAULTS, NONE
 
 
 def populated() -> tuple[RadixTree, PoolArrays]:
-    """Two forests with forks, held and free leaves, suffixes, freed rows; snapshots resident and spilled.
+    """Two forests with forks, held and free leaves, suffixes, freed rows, a ghost; snapshots resident and spilled.
 
     Rows at block size 2: 0 root, 1-3 the chain 0..5 with a suffix on 3, 4 a fork below 1, 5 root of adapter 9,
     6 its only node, 7 freed.
     """
-    cache = RadixTree(block_size=2, partial_tail_sharing=True)
+    cache = RadixTree(block_size=2, partial_tail_sharing=True, ghosts=4)
     cache.insert([0, 1, 2, 3, 4, 5, 6], [10, 11, 12, 13])
     cache.insert([0, 1, 8, 8], [10, 14])
     cache.insert([7, 7], [15], adapter_id=9)
@@ -301,6 +302,47 @@ def two_entries_bear_one_key(cache: RadixTree, pool: PoolArrays) -> None:
     give_the_hash_of(arrays.keys, 0, 1)
 
 
+def ghosts_of(cache: RadixTree) -> Ghosts:
+    assert cache._ghosts is not None
+    return cache._ghosts
+
+
+def ghost_is_in_anothers_row(cache: RadixTree, pool: PoolArrays) -> None:
+    ghosts_of(cache).rows["number"][0] = 1
+
+
+def ghost_is_older_than_there_is_room_for(cache: RadixTree, pool: PoolArrays) -> None:
+    ghosts_of(cache).header[layout.GHOSTS_COUNT] = 5
+
+
+def ghost_is_from_the_future(cache: RadixTree, pool: PoolArrays) -> None:
+    ghosts_of(cache).rows["tick"][0] = 99
+
+
+def ghost_was_used_after_it_was_evicted(cache: RadixTree, pool: PoolArrays) -> None:
+    ghosts_of(cache).rows["stamp"][0] = 99
+
+
+def ghost_left_the_table(cache: RadixTree, pool: PoolArrays) -> None:
+    table = ghosts_of(cache).table
+    table[first_used_slot(table)] = layout.EMPTY_SLOT
+
+
+def ghosts_are_miscounted(cache: RadixTree, pool: PoolArrays) -> None:
+    ghosts_of(cache).header[layout.GHOSTS_SIZE] = 0
+
+
+def table_of_ghosts_holds_a_row_too_many(cache: RadixTree, pool: PoolArrays) -> None:
+    table = ghosts_of(cache).table
+    free = int(np.flatnonzero(table == layout.EMPTY_SLOT)[0])
+    table[free] = np.uint64(3)
+
+
+def inserted_block_keeps_its_ghost(cache: RadixTree, pool: PoolArrays) -> None:
+    cache._insert_kernel = kernels("cache")["insert"]
+    cache.insert([6, 6], [16])
+
+
 DAMAGE: list[tuple[Damage, int]] = [
     (free_list_names_a_live_row, 1),
     (free_count_is_wrong, 2),
@@ -350,6 +392,14 @@ DAMAGE: list[tuple[Damage, int]] = [
     (floor_left_the_table, 40),
     (free_list_of_floors_holds_one_in_use, 40),
     (floors_are_miscounted, 40),
+    (ghost_is_in_anothers_row, 41),
+    (ghost_is_older_than_there_is_room_for, 41),
+    (ghost_is_from_the_future, 41),
+    (ghost_was_used_after_it_was_evicted, 41),
+    (ghost_left_the_table, 42),
+    (ghosts_are_miscounted, 43),
+    (table_of_ghosts_holds_a_row_too_many, 43),
+    (inserted_block_keeps_its_ghost, 44),
 ]
 
 

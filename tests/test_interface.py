@@ -380,8 +380,10 @@ BEYOND = {
     "memory_usage": {},
     "compact": {},
     "check_integrity": {},
+    "explain": {"tokens": ..., "block_size": None, "session_hash": 0, "adapter_id": 0},
+    "iter_nodes": {"adapter_id": None, "block_size": None},
     "save": {"path": ...},
-    "load": {"path": ..., "reserve": 0},
+    "load": {"path": ..., "reserve": 0, "ghosts": 0},
 }
 
 

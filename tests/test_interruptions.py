@@ -1,7 +1,7 @@
 """A signal's handler that raises in the middle of a call, as Ctrl-C does, leaves a cache that is whole.
 
-Each round is a forked child, which a crash would end, with many calls that grow, compact and clear a cache, and a timer
-that goes off in any of them. What was asked may have been done or not; nothing in between.
+Each round is a forked child, which a crash would end, with many calls that grow, compact and clear a cache and evict
+from it, and a timer that goes off in any of them. What was asked may have been done or not; nothing in between.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ def step(cache: RadixTree, number: int) -> None:
         cache.compact()
     if number % 11 == 0:
         cache.clear()
+    if number % 5 == 0:
+        cache.release(tokens[:640])
+        cache.evict(30)
     if number % 13 == 0:
         cache.insert(tokens, np.arange(60), block_size=12)
 
@@ -44,7 +47,7 @@ def step(cache: RadixTree, number: int) -> None:
 def live_through(seed: int) -> int:
     """How many of a cache's calls were interrupted; it checks itself all the while."""
     rng = random.Random(seed)
-    cache = RadixTree(partial_tail_sharing=seed % 2 == 0)
+    cache = RadixTree(partial_tail_sharing=seed % 2 == 0, ghosts=100 if seed % 3 == 0 else 0)
     interrupted = 0
     for number in range(200):
         try:

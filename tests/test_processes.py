@@ -440,6 +440,13 @@ EVICT = "(cache.release([1, 2, 3, 4]), cache.evict(9).physical.tolist())[1]"
 INSERT = "cache.insert([1, 2, 3], [20, 21]).blocks.tolist()"
 HEAP = "kernels('integrity')['check_heap'](cache._shared.header, -1)[0]"
 POOL = "__import__('metrale_numba.serving').serving.BlockPool(3).allocate(2).tolist()"
+#: The next use of one node by two requests.
+NEXT_USES = (
+    "(np := __import__('numpy'), out := np.zeros(2, 'i8'), kernels('policies')['next_uses']"
+    "(np.arange(3), np.zeros(2, 'u4'), np.zeros(1, 'i8'), out))[1].tolist()"
+)
+GHOSTS = "kernels('ghosts')['check_ghosts'](cache._shared.header, __import__('numpy').array([0] * 6 + [1, 0]))[0]"
+DEPTHS = "[node.depth for node in cache.iter_nodes()]"
 EVICTING = ("release", "evict")
 CHANGES = (
     Change("walk.py", "[SHARED_PARTIAL_TAILS] != 0\n", "[SHARED_PARTIAL_TAILS] == 0\n", ("peek",), PEEK, "5", "4"),
@@ -488,7 +495,20 @@ CHANGES = (
     ),
     Change("compaction.py", "new_rows[np.int64(nodes[row].parent)]", "new_rows[0]", COMPACTING, COMPACT, "5", "2"),
     Change("insertion.py", "np.int64(block_table[full])", "np.int64(33)", ("insert",), INSERT, "[21]", "[33]"),
+    Change(
+        "policies.py", "upcoming[:] = requests\n", "upcoming[:] = 7\n", ("next_uses",), NEXT_USES, "[1, 2]", "[1, 7]"
+    ),
     Change("pools.py", "ids[place] = free[num_free]", "ids[place] = num_free", ("take_ids",), POOL, "[0, 1]", "[2, 1]"),
+    Change("ghosts.py", "return 43, size", "return 99, size", ("check_ghosts",), GHOSTS, "43", "99"),
+    Change(
+        "listing.py",
+        "depths_out[count] = depth",
+        "depths_out[count] = count",
+        ("list_nodes",),
+        DEPTHS,
+        "[2, 4]",
+        "[0, 2]",
+    ),
     Change("integrity.py", "return 26, size", "return 99, size", ("check_heap",), HEAP, "26", "99"),
 )
 #: Without kernels of their own, or, of `counting.py`, with none in this build.

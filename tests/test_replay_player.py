@@ -3,40 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from metrale_numba import NoPrefixCaching, RadixTree
-from metrale_numba.replay import Replay, ReplayResult, Request, chat_workload, spell
-from metrale_numba.replay.player import _BlockPool
+from metrale_numba.replay import (
+    Replay,
+    ReplayResult,
+    Request,
+    chat_workload,
+    default_block_size,
+    player,
+    prompt_tokens,
+    spell,
+    tokens_per_block,
+    workload,
+)
+from metrale_numba.replay.player import _BlockPool, _Times
 
 
 class NaiveReplay:
-    """What a replay must count, told in the plainest way: prefixes in a dict, full scans, no block and no reference."""
+    """What a replay must count, told in the plainest way: prefixes in a dict, full scans, no block and no reference.
 
-    def __init__(self, capacity: int | None) -> None:
+    A prefix begins with its adapter, and goes on with its blocks.
+    """
+
+    def __init__(self, capacity: int | None, block_size: int = 1) -> None:
         self.capacity = capacity
-        self.last_used: dict[tuple[int, ...], int] = {}
+        self.block_size = block_size
+        self.last_used: dict[tuple[object, ...], int] = {}
         self.requests = self.blocks = self.hits = self.evicted = 0
 
     def play(self, request: Request) -> None:
-        ids = tuple(request.hash_ids.tolist())
+        blocks: list[object] = request.hash_ids.tolist()
+        if request.tokens_per_id == 1:
+            starts = range(0, len(blocks) // self.block_size * self.block_size, self.block_size)
+            blocks = [tuple(blocks[start : start + self.block_size]) for start in starts]
+        ids = (("adapter", request.adapter), *blocks)
         hits = 0
-        while hits < len(ids) and ids[: hits + 1] in self.last_used:
+        while hits < len(blocks) and ids[: hits + 2] in self.last_used:
             hits += 1
-        wanted = len(ids)
+        wanted = len(blocks)
         if self.capacity is not None:
-            while len(self.last_used) + wanted - hits > self.capacity and self._evict(held=ids[:hits]):
+            while len(self.last_used) + wanted - hits > self.capacity and self._evict(held=ids[: hits + 1]):
                 self.evicted += 1
             wanted = min(wanted, hits + self.capacity - len(self.last_used))
         for end in range(1, wanted + 1):
-            self.last_used[ids[:end]] = self.requests
+            self.last_used[ids[: end + 1]] = self.requests
         self.requests += 1
-        self.blocks += len(ids)
+        self.blocks += len(blocks)
         self.hits += hits
 
-    def _evict(self, held: tuple[int, ...]) -> bool:
+    def _evict(self, held: tuple[object, ...]) -> bool:
         parents = {prefix[:-1] for prefix in self.last_used}
         leaves = [p for p in self.last_used if p not in parents and p != held[: len(p)]]
         if leaves:
@@ -51,8 +71,8 @@ def counts(result: ReplayResult) -> tuple[int, int, int, int, int]:
     return result.requests, result.blocks, result.hit_blocks, result.evicted_blocks, result.cached_blocks
 
 
-def played(requests: Iterable[Request], block_size: int = 1, capacity: int | None = None) -> ReplayResult:
-    replay = Replay(RadixTree(block_size=block_size), block_size=block_size, capacity=capacity)
+def played(requests: Iterable[Request], block_size: int | None = 1, capacity: int | None = None) -> ReplayResult:
+    replay = Replay(RadixTree(block_size=1), block_size=block_size, capacity=capacity)
     for request in requests:
         replay.play(request)
     return replay.result()
@@ -69,12 +89,44 @@ def random_prompts(seed: int, count: int = 120) -> list[Request]:
     return [prompt(*draw.integers(0, 3, size=draw.integers(0, 10)).tolist()) for _ in range(count)]
 
 
+def of_tokens(*tokens: int, adapter: int = 0) -> Request:
+    return Request(0, len(tokens), 1, np.array(tokens, dtype=np.uint32), tokens_per_id=1, adapter=adapter)
+
+
+def under_adapters(requests: list[Request], adapters: int = 3) -> list[Request]:
+    """The same prompts, each under one of several adapters."""
+    draw = np.random.default_rng(len(requests))
+    return [replace(request, adapter=int(draw.integers(adapters))) for request in requests]
+
+
 @pytest.mark.parametrize("capacity", [1, 2, 3, 5, 8, 13, 40, 10_000, None])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_counts_are_those_of_a_naive_replay(block_size: int, capacity: int | None) -> None:
     for seed in range(5):
         requests = random_prompts(seed)
         naive = NaiveReplay(capacity)
+        for request in requests:
+            naive.play(request)
+        assert counts(played(requests, block_size, capacity)) == naive.counts()
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 8, 40, None])
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_counts_under_adapters_are_those_of_a_naive_replay(block_size: int, capacity: int | None) -> None:
+    for seed in range(5):
+        requests = under_adapters(random_prompts(seed))
+        naive = NaiveReplay(capacity)
+        for request in requests:
+            naive.play(request)
+        assert counts(played(requests, block_size, capacity)) == naive.counts()
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 8, 40, None])
+@pytest.mark.parametrize("block_size", [1, 2, 3])
+def test_counts_of_tokens_are_those_of_a_naive_replay(block_size: int, capacity: int | None) -> None:
+    for seed in range(5):
+        requests = under_adapters([of_tokens(*each.hash_ids.tolist()) for each in random_prompts(seed)], adapters=2)
+        naive = NaiveReplay(capacity, block_size)
         for request in requests:
             naive.play(request)
         assert counts(played(requests, block_size, capacity)) == naive.counts()
@@ -96,6 +148,21 @@ def test_counts_of_the_built_in_workload_are_these(
 ) -> None:
     requests = chat_workload(0, requests=3_000, sessions=100)
     assert counts(played(requests, block_size, capacity)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "capacity", "expected"),
+    [
+        ("agent", 300, (1_000, 29_793, 14_339, 15_154, 300)),
+        ("agent", None, (1_000, 29_793, 26_664, 0, 3_129)),
+        ("retrieval", 300, (1_000, 20_481, 8_904, 11_277, 300)),
+        ("retrieval", None, (1_000, 20_481, 13_701, 0, 6_780)),
+        ("few-shot", 300, (1_000, 13_163, 9_117, 3_746, 300)),
+        ("few-shot", None, (1_000, 13_163, 10_782, 0, 2_381)),
+    ],
+)
+def test_counts_of_the_other_workloads_are_these(name: str, capacity: int | None, expected: tuple[int, ...]) -> None:
+    assert counts(played(workload(name, 0, requests=1_000, sessions=30), capacity=capacity)) == expected
 
 
 def test_an_id_with_all_bits_set_is_a_token_like_any_other() -> None:
@@ -227,3 +294,85 @@ def test_a_block_is_spelled_without_repeating_a_token() -> None:
 
 def test_at_block_size_1_an_id_is_its_own_token() -> None:
     assert spell(np.array([5, 9], dtype=np.uint32), 1).tolist() == [5, 9]
+
+
+def test_prompts_of_two_adapters_share_nothing() -> None:
+    requests = [replace(prompt(1, 2, 3), adapter=adapter) for adapter in (0, 7, 2**64 - 1, 7)]
+    assert counts(played(requests)) == (4, 12, 3, 0, 9)
+
+
+def test_room_is_made_in_the_blocks_of_every_adapter() -> None:
+    requests = [replace(prompt(1, 2, 3), adapter=adapter) for adapter in (0, 7, 0)]
+    assert counts(played(requests, capacity=3)) == (3, 9, 0, 6, 3)
+
+
+def test_no_adapter_is_held_at_the_end() -> None:
+    cache = RadixTree(block_size=1)
+    replay = Replay(cache)
+    for request in under_adapters(random_prompts(seed=1)):
+        replay.play(request)
+    cached_blocks = replay.result().cached_blocks
+    assert len(cache.evict(100_000).physical) == cached_blocks > 200
+    assert cache.stats()[1] == 0
+
+
+def test_a_block_of_tokens_that_is_not_full_is_not_cached() -> None:
+    result = played([of_tokens(*range(10))] * 2, block_size=4)
+    assert counts(result) == (2, 4, 2, 0, 2)
+    assert result.token_hit_rate == 8 / 20
+
+
+def test_tokens_make_blocks_of_16_by_default() -> None:
+    result = played([of_tokens(*range(40))] * 2, block_size=None)
+    assert counts(result) == (2, 4, 2, 0, 2)
+    assert result.block_size == 16
+
+
+def test_hash_ids_make_blocks_of_one_token_by_default() -> None:
+    result = played([prompt(1, 2, 3)] * 2, block_size=None)
+    assert counts(result) == (2, 6, 3, 0, 3)
+    assert result.block_size == 1
+
+
+def test_a_hit_of_a_hash_id_counts_for_the_tokens_that_it_stands_for() -> None:
+    request = Request(0, 40, 1, np.array([1, 2, 3], dtype=np.uint32), tokens_per_id=16)
+    longer = Request(0, 48, 1, np.array([1, 2, 9], dtype=np.uint32), tokens_per_id=16)
+    assert played([request, longer, request], block_size=4).token_hit_rate == (32 + 40) / 128
+
+
+def test_a_prompt_of_hash_ids_is_all_of_them_spelled_out() -> None:
+    request = prompt(5, 9, input_length=600)
+    assert prompt_tokens(request, 4).tolist() == spell(request.hash_ids, 4).tolist()
+    assert (default_block_size(request), tokens_per_block(request, 4)) == (1, 512)
+
+
+def test_a_prompt_of_tokens_is_its_full_blocks() -> None:
+    request = of_tokens(5, 9, 5, 7, 7)
+    assert prompt_tokens(request, 2).tolist() == [5, 9, 5, 7]
+    assert prompt_tokens(request, 6).tolist() == []
+    assert (default_block_size(request), tokens_per_block(request, 2)) == (16, 2)
+
+
+def test_times_of_many_calls_are_an_even_sample_and_their_number_and_sum_are_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(player, "_MOST_TIMES", 64)
+    times = _Times()
+    for nanoseconds in range(10_000):
+        times.add(nanoseconds)
+        assert len(times._kept) < 64
+    assert times.total == sum(range(10_000))
+    assert times._kept.tolist() == list(range(0, 10_000, 256))
+    summary = times.summary()
+    assert summary is not None
+    assert summary.calls == 10_000
+    assert abs(summary.median - 5.0) < 0.3
+
+
+def test_times_of_few_calls_are_exact() -> None:
+    times = _Times()
+    for nanoseconds in (1_000, 3_000, 2_000):
+        times.add(nanoseconds)
+    summary = times.summary()
+    assert summary is not None
+    assert (summary.calls, summary.median) == (3, 2.0)

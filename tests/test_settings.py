@@ -53,6 +53,7 @@ def test_without_keywords_and_variables_the_defaults_hold(errors):
         strict=False,
         max_pinned_blocks=None,
         reserve=0,
+        ghosts=0,
     )
     assert errors() == []
 
@@ -76,6 +77,8 @@ def test_without_keywords_and_variables_the_defaults_hold(errors):
         ("check_secret", b""),
         ("reserve", 1),
         ("reserve", 2**31),
+        ("ghosts", 1),
+        ("ghosts", 2**31),
     ],
 )
 def test_a_keyword_sets_its_own_field_only(keyword, value):

@@ -10,7 +10,12 @@ from __future__ import annotations
 import click
 
 import metrale_numba
+from metrale_numba.cli.curve import curve as curve_command
+from metrale_numba.cli.explain import explain as explain_command
+from metrale_numba.cli.policies import policies as policies_command
 from metrale_numba.cli.replay import replay as replay_command
+from metrale_numba.cli.simulate import simulate as simulate_command
+from metrale_numba.cli.tree import tree as tree_command
 
 __all__ = ["main"]
 
@@ -21,4 +26,9 @@ def main() -> None:
     """Prefix cache of an LLM serving engine, on NumPy arrays and Numba kernels."""
 
 
+main.add_command(curve_command)
+main.add_command(explain_command)
+main.add_command(policies_command)
 main.add_command(replay_command)
+main.add_command(simulate_command)
+main.add_command(tree_command)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
 
 import click
-from click.core import ParameterSource
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -18,8 +18,11 @@ import metrale_numba
 from metrale_numba.cli.interrupts import INTERRUPTED_STATUS, CtrlC, read_interruptibly
 from metrale_numba.cli.kernels import compile_kernels
 from metrale_numba.cli.progress import error_console, request_progress
-from metrale_numba.cli.sources import BadTrace, Source, built_in_source, trace_source
-from metrale_numba.replay import TOKENS_PER_HASH_ID, CallTimes, Replay, ReplayResult, TraceError
+from metrale_numba.cli.sources import BadTrace, ChosenSource, source_options
+from metrale_numba.replay import CallTimes, Replay, ReplayResult, TraceError
+from metrale_numba.replay.hybrid import SnapshotRoom
+from metrale_numba.replay.recorder import Recorder
+from metrale_numba.replay.report import ReportError, check_report, write_report
 
 __all__ = ["replay"]
 
@@ -29,9 +32,10 @@ _LARGEST_BLOCK_SIZE = 4_096
 # As many ids as there are below the one that stands for "no block".
 _LARGEST_CAPACITY = metrale_numba.NONE
 
+_MOST_SLOTS = 10_000_000
 
-@click.command(short_help="Play a trace, or a built-in chat workload, through the cache.")
-@click.argument("trace", required=False, type=click.Path(allow_dash=True))
+
+@click.command(short_help="Play a trace, or a built-in workload, through the cache.")
 @click.option(
     "--blocks",
     "capacity",
@@ -44,77 +48,84 @@ _LARGEST_CAPACITY = metrale_numba.NONE
     "--block-size",
     metavar="B",
     type=click.IntRange(1, _LARGEST_BLOCK_SIZE),
-    default=1,
-    show_default=True,
-    help="Tokens that each hash id is spelled out as, and tokens per block of the cache. More of them make more "
+    show_default="1, or 16 for a trace of tokens",
+    help="Tokens per block of the cache, which each hash id is spelled out as. Of hash ids, more of them make more "
     "work, but the same counts.",
-)
-@click.option(
-    "--limit", metavar="N", type=click.IntRange(min=1), show_default="no limit", help="Requests to stop after."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option(
-    "--seed",
+    "--report",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Make a report as well: a page if the name ends with .html, a picture with .svg, .png or .pdf.",
+)
+@click.option(
+    "--slots",
     metavar="N",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, _MOST_SLOTS),
+    help="Snapshot slots of a hybrid model, whose use the report is to show; simulate has more options for that.",
+)
+@click.option(
+    "--tier-snapshots",
+    metavar="N",
+    type=click.IntRange(0, _MOST_SLOTS),
     default=0,
     show_default=True,
-    help="Seed of the built-in workload.",
+    help="Snapshots that their tier has room for.",
 )
-@click.option(
-    "--requests",
-    metavar="N",
-    type=click.IntRange(1, 100_000_000),
-    default=60_000,
-    show_default=True,
-    help="Requests of the built-in workload.",
-)
-@click.option(
-    "--sessions",
-    metavar="N",
-    type=click.IntRange(1, 1_000_000),
-    default=1_000,
-    show_default=True,
-    help="Chats that go on side by side in the built-in workload.",
-)
+@source_options
 @click.pass_context
 def replay(
     context: click.Context,
-    trace: str | None,
+    source: ChosenSource,
     capacity: int | None,
-    block_size: int,
-    limit: int | None,
+    block_size: int | None,
     as_json: bool,
-    seed: int,
-    requests: int,
-    sessions: int,
+    report: Path | None,
+    slots: int | None,
+    tier_snapshots: int,
 ) -> None:
     """Play requests through the cache, and print what it hit and evicted and how long its calls took.
 
-    TRACE is a file of JSON lines in the Mooncake format, plain or gzip, or - for standard input. Each line is
-    a request with its timestamp (ms), input_length and output_length (tokens) and hash_ids (one id per 512
-    tokens of the prompt). Without TRACE, the built-in workload is played: multi-turn chats, made up on the
-    spot, the same ones for the same seed.
+    TRACE is a file of JSON lines, plain or packed with gzip or zstd, or - for standard input. Each line is a
+    request: in the format of the Mooncake traces, with its timestamp (ms), input_length and output_length
+    (tokens) and hash_ids (one id per 512 tokens of the prompt); in that of the Qwen-Bailian traces; or with its
+    tokens. Without TRACE, a built-in workload is made up on the spot, the same one for the same seed: chats of
+    many turns, agents with tools, retrieval of documents, or few-shot prompts.
 
     Requests are played one at a time, as fast as they go: look the whole prompt up, evict what it lacks room
     for, insert it, release it. Ctrl-C stops, and prints what was counted so far.
     """
-    for option in ("seed", "requests", "sessions"):
-        if trace is not None and context.get_parameter_source(option) is not ParameterSource.DEFAULT:
-            raise click.UsageError(f"--{option} shapes the built-in workload and does not go with a TRACE.", context)
+    if slots is None and tier_snapshots:
+        raise click.UsageError("--tier-snapshots is for a hybrid model: say with --slots how many it has.", context)
+    if slots is not None and report is None:
+        raise click.UsageError("--slots is for a report: say with --report where to.", context)
+    if report is not None:
+        try:
+            check_report(report)
+        except ReportError as error:
+            raise click.BadParameter(str(error), context, param_hint="--report") from None
 
-    opening = built_in_source(seed, requests, sessions, limit) if trace is None else trace_source(trace, limit)
     with CtrlC() as ctrl_c:
-        result, interrupted = _played(opening, ctrl_c, capacity, block_size)
+        snapshots = None if slots is None else SnapshotRoom(slots, tier_snapshots)
+
+        def recorder() -> Recorder:
+            return Recorder(block_size=block_size, capacity=capacity, snapshots=snapshots)
+
+        def plain() -> Replay:
+            cache = metrale_numba.RadixTree(block_size=block_size or 1)
+            return Replay(cache, block_size=block_size, capacity=capacity)
+
+        player, interrupted = _played(source, ctrl_c, plain if report is None else recorder)
+        # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
+        result = player.result() if player else ReplayResult(block_size=block_size or 1, capacity=capacity)
+        if report is not None and isinstance(player, Recorder):
+            _write_report(player, report, source, interrupted=interrupted)
         try:
             if as_json:
-                source = (
-                    {"seed": seed, "requests": requests, "sessions": sessions} if trace is None else {"trace": trace}
-                )
                 click.echo(_as_json(source, result, interrupted))
             else:
-                name = f"the built-in chat workload, seed {seed}" if trace is None else click.format_filename(trace)
-                _print_tables(Console(highlight=False), name, result, interrupted)
+                _print_tables(Console(highlight=False), source, result, interrupted)
         except BrokenPipeError:
             # click knows what to do when a reader such as head has seen enough: end quietly.
             raise
@@ -127,35 +138,51 @@ def replay(
 
 
 def _played(
-    opening: AbstractContextManager[Source], ctrl_c: CtrlC, capacity: int | None, block_size: int
-) -> tuple[ReplayResult, bool]:
-    """Play all requests of a source; answers what that came to, and whether Ctrl-C ended it early."""
+    chosen: ChosenSource, ctrl_c: CtrlC, new_player: Callable[[], Replay | Recorder]
+) -> tuple[Replay | Recorder | None, bool]:
+    """Play all requests of a source; answers what they were played with, and whether Ctrl-C ended it early."""
     errors = error_console()
-    player: Replay | None = None
+    player: Replay | Recorder | None = None
     interrupted = False
     try:
         with ExitStack() as stack:
             # Before the kernels are compiled, so that a mistyped name is told of at once.
             with ctrl_c.may_interrupt():
-                source = stack.enter_context(opening)
+                source = stack.enter_context(chosen.open())
             with errors.status("Loading the kernels", spinner="line"), ctrl_c.may_interrupt():
                 compile_kernels()
-                cache = metrale_numba.RadixTree(block_size=block_size)
-            player = Replay(cache, block_size=block_size, capacity=capacity)
+                player = new_player()
             with request_progress(errors, source.fraction_done) as show_progress:
                 for request in read_interruptibly(source.requests, ctrl_c):
                     player.play(request)
                     show_progress(player.requests)
+            if isinstance(player, Recorder):
+                with errors.status("Serving those that wait", spinner="line"):
+                    while player.step():
+                        with ctrl_c.may_interrupt():
+                            pass
     except KeyboardInterrupt:
         interrupted = True
     except TraceError as error:
+        if isinstance(player, Recorder):
+            player.close()
         raise BadTrace(str(error)) from None
-    # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
-    return player.result() if player else ReplayResult(block_size=block_size, capacity=capacity), interrupted
+    return player, interrupted
 
 
-def _as_json(source: Mapping[str, object], result: ReplayResult, interrupted: bool) -> str:
-    fields: dict[str, object] = {"interrupted": interrupted, "source": source, **result._asdict()}
+def _write_report(player: Recorder, path: Path, source: ChosenSource, *, interrupted: bool) -> None:
+    try:
+        write_report(player.record(), path, title=source.title, interrupted=interrupted)
+    except ReportError as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(f"the report cannot be written: {error.strerror}") from None
+    finally:
+        player.close()
+
+
+def _as_json(source: ChosenSource, result: ReplayResult, interrupted: bool) -> str:
+    fields: dict[str, object] = {"interrupted": interrupted, "source": source.as_json(), **result._asdict()}
     fields["microseconds_per_call"] = {
         call: times and {"calls": times.calls, "median": round(times.median, 3), "p99": round(times.p99, 3)}
         for call, times in _times(result).items()
@@ -163,26 +190,28 @@ def _as_json(source: Mapping[str, object], result: ReplayResult, interrupted: bo
     return json.dumps({name: value for name, value in fields.items() if name not in _times(result)})
 
 
-def _print_tables(console: Console, name: str, result: ReplayResult, interrupted: bool) -> None:
-    heading = f"Replay of {name}"
+def _print_tables(console: Console, source: ChosenSource, result: ReplayResult, interrupted: bool) -> None:
+    heading = f"Replay of {source.title}"
     # A name may hold what the terminal's encoding has no sign for.
     console.print(Text(heading.encode(console.encoding, "replace").decode(console.encoding), style="bold"))
     if interrupted:
         console.print(Text(f"interrupted: counts of the first {result.requests:,} requests", style="bold yellow"))
 
+    holds_tokens = source.tokens_per_id == 1
+    block = f"{result.block_size} tokens" if holds_tokens else f"hash ids of {source.tokens_per_id} tokens"
     counts = Table(box=box.SIMPLE, show_header=False)
     counts.add_column()
     counts.add_column(justify="right")
     for label, value in (
         ("requests", f"{result.requests:,}"),
-        (f"blocks (hash ids of {TOKENS_PER_HASH_ID} tokens)", f"{result.blocks:,}"),
+        (f"blocks ({block})", f"{result.blocks:,}"),
         ("hit blocks", f"{result.hit_blocks:,}"),
         ("hit rate in blocks", _percent(result.block_hit_rate)),
         ("hit rate in prompt tokens", _percent(result.token_hit_rate)),
         ("evicted blocks", f"{result.evicted_blocks:,}"),
         ("cached blocks", f"{result.cached_blocks:,}"),
         ("capacity in blocks", "no limit" if result.capacity is None else f"{result.capacity:,}"),
-        ("tokens spelled per hash id", f"{result.block_size:,}"),
+        ("tokens per block" if holds_tokens else "tokens spelled per hash id", f"{result.block_size:,}"),
         ("seconds", f"{result.seconds:,.2f}"),
         ("seconds in the cache", f"{result.cache_seconds:,.2f}"),
         ("requests per second", _rounded(result.requests_per_second)),

@@ -26,7 +26,18 @@ _compiled: dict[str, Mapping[str, Callable[..., Any]]] = {}
 
 CACHE_DIRECTORY_VARIABLES = ("METRALE_CACHE_DIR", "NUMBA_CACHE_DIR")
 # Kernels that make scratch arrays, for which they need Numba's runtime.
-_ALLOCATING = frozenset({"evict_lru", "evict_to_tier", "check_index", "check_pool", "check_ids"})
+_ALLOCATING = frozenset(
+    {
+        "evict_lru",
+        "evict_to_tier",
+        "check_index",
+        "check_pool",
+        "check_ids",
+        "play_by_rank",
+        "play_sieve",
+        "play_s3_fifo",
+    }
+)
 # Kernels that are called without a dispatcher, which costs a call 100 to 150 ns to tell the types of the arguments: the
 # class has looked already. Given anything but arrays of the right type, dimension and strides, they would crash.
 _HOT = frozenset({"lookup", "insert", "release", "evict"})
@@ -42,10 +53,13 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
     from metrale_numba.kernels import (
         compaction,
         eviction,
+        ghosts,
         hashing,
         insertion,
         integrity,
         layout,
+        listing,
+        policies,
         pools,
         snapshots,
         tables,
@@ -97,11 +111,31 @@ def _groups() -> dict[str, dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
             "check_heap": (integrity.check_heap, (header, number)),
             "check_index": (integrity.check_index, (header,)),
         },
+        "ghosts": {
+            "remember": (ghosts.remember, (header, numbers, numbers, header, number)),
+            "forget_new": (ghosts.forget_new, (number, ids, number, number, header)),
+            "forget_adapter": (ghosts.forget_adapter, (header, number)),
+            "find_ghosts": (ghosts.find_ghosts, (header, words, number, numbers)),
+            "check_ghosts": (ghosts.check_ghosts, (header, header)),
+        },
+        "listing": {
+            "list_nodes": (listing.list_nodes, (header, number, number, ids, numbers)),
+            "hash_prefixes": (listing.hash_prefixes, (words, ids, number, numbers, words)),
+        },
         "pools": {
             "take_ids": (pools.take_ids, (header, numbers, ids, ids)),
             "add_references": (pools.add_references, (numbers, ids)),
             "drop_references": (pools.drop_references, (header, numbers, ids, ids)),
             "check_ids": (pools.check_ids, (header, numbers, ids)),
+        },
+        "policies": {
+            "next_uses": (policies.next_uses, (numbers, ids, numbers, numbers)),
+            "play_by_rank": (
+                policies.play_by_rank,
+                (number, number, numbers, ids, ids, numbers, number, numbers, ids),
+            ),
+            "play_sieve": (policies.play_sieve, (numbers, ids, ids, number, numbers, ids)),
+            "play_s3_fifo": (policies.play_s3_fifo, (number, numbers, ids, ids, number, numbers, ids)),
         },
     }
 
@@ -111,8 +145,8 @@ def kernels(group: str) -> Mapping[str, Callable[..., Any]]:
 
     Parameters
     ----------
-    group : {"cache", "adapters", "compaction", "integrity", "pools"}
-        What every cache needs, or what single methods do.
+    group : {"cache", "adapters", "compaction", "integrity", "pools", "policies"}
+        What every cache needs, what single methods do, or what the simulation of eviction policies does.
     """
     ready = _compiled.get(group)
     if ready is not None:

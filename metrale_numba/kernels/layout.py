@@ -215,12 +215,47 @@ SHORT_OF_SUFFIXES = 2
 SHORT_OF_DISKS = 3
 BAD_BLOCK = 4
 
+# What is remembered of an evicted node, if ghosts were asked for. They stand in a ring: that of the n-th eviction is in
+# row n modulo the number of rows.
+GHOST = np.dtype(
+    [
+        ("state", np.uint64),  # check hash of the prefix that ended there
+        ("adapter", np.uint64),
+        ("number", np.int64),  # nodes evicted before it; -1 for a row without a ghost
+        ("tick", np.int64),  # the clock when it was evicted
+        ("stamp", np.int64),  # last access before that
+        ("block_size", np.int64),
+        ("by_adapter", np.uint32),  # 1 if it went for its adapter's quota or by evict_from, 0 if for the whole cache
+    ],
+    align=True,
+)
+
+# Header of the ghosts.
+(
+    GHOSTS_ROWS,  # address
+    GHOSTS_CAPACITY,
+    GHOSTS_TABLE,  # address: table of the ghosts by state
+    GHOSTS_TABLE_SIZE,
+    GHOSTS_MULTIPLIER,  # as SHARED_MULTIPLIER
+    GHOSTS_COUNT,  # nodes evicted so far
+    GHOSTS_SIZE,  # ghosts that there are
+    GHOSTS_LOST,  # 1 once an evicted node is remembered no longer, and was not inserted again
+    GHOSTS_FIELDS,
+) = range(9)
+
 # Header of a pool of ids: blocks, slots or disk blocks with a count of references each.
 (
     ID_POOL_NUM_FREE,  # length of the stack of free ids
     ID_POOL_HIGH_WATER,  # the most ids that were ever in use at once
 ) = range(2)
 ID_POOL_FIELDS = 2
+
+# What ranks the leaves that a simulated policy may evict, of which the lowest goes.
+(
+    RANK_LAST_USE,  # the last request that used it
+    RANK_FREQUENCY,  # how many did, halved now and then, and then the last
+    RANK_NEXT_USE,  # the next that will, the farthest lowest
+) = range(3)
 
 # What an integrity check answers, by number.
 FAULTS = (
@@ -265,4 +300,8 @@ FAULTS = (
     "a snapshot's floor is a free row or lacks the snapshot's offset",
     "a floor does not count its snapshots",
     "a floor is not in the table where a search would find it, or its free list is broken",
+    "a ghost is not in the row of its number, or newer than the last eviction or than the clock",
+    "a ghost is not in the table where a search would find it",
+    "the ghosts or their table are not as many as their count",
+    "a block that is cached has a ghost",
 )

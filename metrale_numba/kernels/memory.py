@@ -58,6 +58,7 @@ link_view = _view_of(from_dtype(layout.LINK))
 suffix_view = _view_of(from_dtype(layout.SUFFIX))
 entry_view = _view_of(from_dtype(layout.ENTRY))
 floor_view = _view_of(from_dtype(layout.FLOOR))
+ghost_view = _view_of(from_dtype(layout.GHOST))
 
 
 @intrinsic

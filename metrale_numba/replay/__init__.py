@@ -4,12 +4,22 @@ Relies on the :class:`~metrale_numba.interface.PrefixCache` contract alone, so a
 Requests are made or read one at a time and never held together; the same requests always give the same counts.
 """
 
-from metrale_numba.replay.player import CallTimes, Replay, ReplayResult, spell
-from metrale_numba.replay.requests import TOKENS_PER_HASH_ID, Request, TraceError, TraceReader
-from metrale_numba.replay.workloads import chat_workload
+from metrale_numba.replay.player import (
+    CallTimes,
+    Replay,
+    ReplayResult,
+    default_block_size,
+    prompt_tokens,
+    spell,
+    tokens_per_block,
+)
+from metrale_numba.replay.requests import TOKENS_PER_HASH_ID, Request, TraceError
+from metrale_numba.replay.traces import TraceReader, open_trace
+from metrale_numba.replay.workloads import WORKLOADS, chat_workload, workload
 
 __all__ = [
     "TOKENS_PER_HASH_ID",
+    "WORKLOADS",
     "CallTimes",
     "Replay",
     "ReplayResult",
@@ -17,5 +27,10 @@ __all__ = [
     "TraceError",
     "TraceReader",
     "chat_workload",
+    "default_block_size",
+    "open_trace",
+    "prompt_tokens",
     "spell",
+    "tokens_per_block",
+    "workload",
 ]

@@ -1,7 +1,8 @@
 """Play requests through a prefix cache, one after another, the way an engine would, and count and time it.
 
 Relies on the :class:`~metrale_numba.interface.PrefixCache` contract and keeps the pool of block ids that a
-cache's caller has to keep. Counts depend on requests and capacity alone, never on the block size or the clock.
+cache's caller has to keep. Counts depend on requests and capacity alone, never on the clock; nor on the block size,
+unless the requests hold tokens and not hash ids.
 """
 
 from __future__ import annotations
@@ -13,17 +14,27 @@ from typing import NamedTuple
 import numpy as np
 
 from metrale_numba.interface import Ids, PrefixCache
-from metrale_numba.replay.requests import TOKENS_PER_HASH_ID, Request
+from metrale_numba.replay.requests import Request
 
-__all__ = ["CallTimes", "Replay", "ReplayResult", "spell"]
+__all__ = ["CallTimes", "Replay", "ReplayResult", "default_block_size", "prompt_tokens", "spell", "tokens_per_block"]
 
 # Odd, so that multiplying by either loses no bit; otherwise without meaning.
 _POSITION_STEP = np.uint32(0x9E37_79B9)
 _SCATTER = np.uint32(0x85EB_CA6B)
 
+_DEFAULT_BLOCK_SIZE = 16
+"""Of traces that hold the tokens themselves; what most engines have."""
+
+# Of this many calls every time is kept, in 2 MB; of more, an even sample that is no smaller than half of it.
+_MOST_TIMES = 262_144
+
 
 class CallTimes(NamedTuple):
-    """How long the calls of one method took, as seen by the caller."""
+    """How long the calls of one method took, as seen by the caller.
+
+    Median and percentile are exact up to 262,144 calls; beyond, they are those of every second call, every fourth and
+    so on, so that a long trace takes no more memory than a short one.
+    """
 
     calls: int
     """How many were made."""
@@ -39,7 +50,7 @@ class ReplayResult(NamedTuple):
     requests: int = 0
     """Requests played."""
     blocks: int = 0
-    """Blocks of all their prompts, one per hash id."""
+    """Blocks of all their prompts: one per hash id, or of tokens the full ones."""
     hit_blocks: int = 0
     """Blocks among them that the cache held already."""
     evicted_blocks: int = 0
@@ -49,7 +60,7 @@ class ReplayResult(NamedTuple):
     block_hit_rate: float | None = None
     """`hit_blocks` in `blocks`."""
     token_hit_rate: float | None = None
-    """The same in tokens, where the last block of a prompt counts for the tokens it has."""
+    """The same in tokens of all prompts, where the last block of a prompt counts for the tokens it has."""
     requests_per_second: float | None = None
     """Over `seconds`."""
     requests_per_cache_second: float | None = None
@@ -59,7 +70,7 @@ class ReplayResult(NamedTuple):
     cache_seconds: float = 0.0
     """The part of it spent in calls of the cache."""
     block_size: int = 1
-    """Tokens that each hash id was spelled out as."""
+    """Tokens per block of the cache, which each hash id was spelled out as."""
     capacity: int | None = None
     """Blocks the cache was let hold; None without limit."""
     lookup: CallTimes | None = None
@@ -97,6 +108,60 @@ def spell(hash_ids: Ids, block_size: int) -> Ids:
     return tokens.reshape(-1)
 
 
+def default_block_size(request: Request) -> int:
+    """Say how many tokens a block has where nobody says: 1 if it stands for a hash id, 16 if it holds real tokens.
+
+    Parameters
+    ----------
+    request : Request
+        Any of the trace.
+
+    Returns
+    -------
+    int
+        For :class:`Replay`, :func:`prompt_tokens` and :func:`tokens_per_block`.
+    """
+    return _DEFAULT_BLOCK_SIZE if request.tokens_per_id == 1 else 1
+
+
+def prompt_tokens(request: Request, block_size: int) -> Ids:
+    """Give the full blocks of a prompt as the tokens that a cache is shown.
+
+    Parameters
+    ----------
+    request : Request
+        Hash ids are spelled out, each as one block; of tokens, the last ones are left out if they fill no block.
+    block_size : int
+        Tokens per block; 1 or more.
+
+    Returns
+    -------
+    array of uint32, shape (blocks * block_size,)
+        Not to be written to.
+    """
+    if request.tokens_per_id == 1:
+        return request.hash_ids[: request.hash_ids.size // block_size * block_size]
+    return spell(request.hash_ids, block_size)
+
+
+def tokens_per_block(request: Request, block_size: int) -> int:
+    """Say how many tokens of its prompt a block of a request stands for.
+
+    Parameters
+    ----------
+    request : Request
+        A block is one of its hash ids, or `block_size` of its tokens.
+    block_size : int
+        Tokens per block of the cache.
+
+    Returns
+    -------
+    int
+        The last block of a prompt may stand for fewer.
+    """
+    return block_size if request.tokens_per_id == 1 else request.tokens_per_id
+
+
 class Replay:
     """Plays requests through one cache and keeps count; its clock runs from construction.
 
@@ -106,13 +171,14 @@ class Replay:
     ----------
     cache : PrefixCache
         The cache to play through, with nothing in it.
-    block_size : int, default 1
-        Tokens to spell each hash id out as, and the block size of every call.
+    block_size : int, optional
+        Tokens to spell each hash id out as, and the block size of every call. Default: that of
+        :func:`default_block_size`.
     capacity : int, optional
         Blocks there are. Default: as many as are needed.
     """
 
-    def __init__(self, cache: PrefixCache, *, block_size: int = 1, capacity: int | None = None) -> None:
+    def __init__(self, cache: PrefixCache, *, block_size: int | None = None, capacity: int | None = None) -> None:
         self._cache = cache
         self._block_size = block_size
         self._capacity = capacity
@@ -123,11 +189,10 @@ class Replay:
         self._evicted_blocks = 0
         self._tokens = 0
         self._hit_tokens = 0
-        # Eight bytes a call: a trace may be long.
-        self._lookup_times = array("Q")
-        self._insert_times = array("Q")
-        self._evict_times = array("Q")
-        self._release_times = array("Q")
+        self._lookup_times = _Times()
+        self._insert_times = _Times()
+        self._evict_times = _Times()
+        self._release_times = _Times()
         self._started = perf_counter_ns()
 
     @property
@@ -144,15 +209,18 @@ class Replay:
         Parameters
         ----------
         request : Request
-            The request, all of whose hash ids count as full blocks.
+            The request, all of whose hash ids count as full blocks; of tokens, those that fill none are not cached.
         """
+        if self._block_size is None:
+            self._block_size = default_block_size(request)
         block_size = self._block_size
-        tokens = spell(request.hash_ids, block_size)
-        prompt_blocks = request.hash_ids.size
+        adapter = request.adapter
+        tokens = prompt_tokens(request, block_size)
+        prompt_blocks = tokens.size // block_size
 
         start = perf_counter_ns()
-        match = self._cache.lookup(tokens, block_size=block_size)
-        self._lookup_times.append(perf_counter_ns() - start)
+        match = self._cache.lookup(tokens, block_size=block_size, adapter_id=adapter)
+        self._lookup_times.add(perf_counter_ns() - start)
         hit_blocks = len(match.matched_blocks)
 
         own_blocks = self._make_room(prompt_blocks - hit_blocks)
@@ -161,12 +229,14 @@ class Replay:
         block_table = np.concatenate((match.matched_blocks, own))
 
         start = perf_counter_ns()
-        acquired = self._cache.insert(held, block_table, block_size=block_size, matched_tokens=hit_blocks * block_size)
-        self._insert_times.append(perf_counter_ns() - start)
+        acquired = self._cache.insert(
+            held, block_table, block_size=block_size, adapter_id=adapter, matched_tokens=hit_blocks * block_size
+        )
+        self._insert_times.add(perf_counter_ns() - start)
 
         start = perf_counter_ns()
-        self._cache.release(held, block_size=block_size)
-        self._release_times.append(perf_counter_ns() - start)
+        self._cache.release(held, block_size=block_size, adapter_id=adapter)
+        self._release_times.add(perf_counter_ns() - start)
 
         # The sequence is over, and what the cache did not take over is free again.
         if len(acquired.blocks) < own_blocks:
@@ -175,7 +245,7 @@ class Replay:
         self._blocks += prompt_blocks
         self._hit_blocks += hit_blocks
         self._tokens += request.input_length
-        self._hit_tokens += min(hit_blocks * TOKENS_PER_HASH_ID, request.input_length)
+        self._hit_tokens += min(hit_blocks * tokens_per_block(request, block_size), request.input_length)
 
     def result(self) -> ReplayResult:
         """Sum up what was played so far; changes nothing, and more may be played after it.
@@ -187,7 +257,7 @@ class Replay:
         """
         seconds = (perf_counter_ns() - self._started) / 1e9
         times = (self._lookup_times, self._insert_times, self._evict_times, self._release_times)
-        cache_seconds = sum(map(sum, times)) / 1e9
+        cache_seconds = sum(each.total for each in times) / 1e9
         return ReplayResult(
             requests=self._requests,
             blocks=self._blocks,
@@ -200,12 +270,12 @@ class Replay:
             requests_per_cache_second=_ratio(self._requests, cache_seconds),
             seconds=seconds,
             cache_seconds=cache_seconds,
-            block_size=self._block_size,
+            block_size=self._block_size or 1,
             capacity=self._capacity,
-            lookup=_summary(self._lookup_times),
-            insert=_summary(self._insert_times),
-            evict=_summary(self._evict_times),
-            release=_summary(self._release_times),
+            lookup=self._lookup_times.summary(),
+            insert=self._insert_times.summary(),
+            evict=self._evict_times.summary(),
+            release=self._release_times.summary(),
         )
 
     def _make_room(self, wanted: int) -> int:
@@ -216,7 +286,7 @@ class Replay:
         if lacking > 0:
             start = perf_counter_ns()
             evicted = self._cache.evict(lacking)
-            self._evict_times.append(perf_counter_ns() - start)
+            self._evict_times.add(perf_counter_ns() - start)
             self._evicted_blocks += len(evicted.physical)
             self._pool.give_back(evicted.physical)
         return min(wanted, self._capacity - self._pool.taken)
@@ -254,12 +324,32 @@ class _BlockPool:
         self._num_returned = end
 
 
+class _Times:
+    """How long the calls of one method took, in nanoseconds; bounded, and exact as long as it may be."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._calls = 0
+        self._every = 1
+        self._kept = array("Q")
+
+    def add(self, nanoseconds: int) -> None:
+        """Note one call."""
+        self.total += nanoseconds
+        if self._calls % self._every == 0:
+            self._kept.append(nanoseconds)
+            if len(self._kept) == _MOST_TIMES:
+                self._kept = self._kept[::2]
+                self._every *= 2
+        self._calls += 1
+
+    def summary(self) -> CallTimes | None:
+        """Sum up what was noted; None if that is nothing."""
+        if not self._calls:
+            return None
+        median, p99 = np.percentile(np.frombuffer(self._kept, dtype=np.uint64), (50, 99)) / 1e3
+        return CallTimes(self._calls, float(median), float(p99))
+
+
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _summary(nanoseconds: array[int]) -> CallTimes | None:
-    if not nanoseconds:
-        return None
-    median, p99 = np.percentile(np.frombuffer(nanoseconds, dtype=np.uint64), (50, 99)) / 1e3
-    return CallTimes(len(nanoseconds), float(median), float(p99))
