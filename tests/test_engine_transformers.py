@@ -218,6 +218,18 @@ def test_sessions_that_take_turns_do_not_mix(name):
         assert_blocks_as_cold(engine, model, prompt[:-4])
 
 
+def test_prompts_of_one_call_share_what_they_have_in_common():
+    engine = new_engine("llama", chunk_tokens=16)
+    common = some_tokens(40, seed=1)
+    answers = engine.generate([common + some_tokens(5, seed=seed) for seed in range(2, 6)], 3)
+    assert [answer.cached_tokens for answer in answers] == [0, 40, 40, 40]
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="model must be a model of transformers, not str"):
+        TransformersEngine("gpt2", 3)
+
+
 def test_tokens_are_chosen_in_turn():
     recorder = Recorder()
     engine = new_engine("llama", choose=recorder)
@@ -690,8 +702,9 @@ def test_a_sliding_window_is_snapshot_with_its_length():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompts": [[]]}, r"prompts\[0\] must be at least one token"),
-        ({"prompts": [[1], [VOCAB_SIZE]]}, r"prompts\[1\] must be at least one token of the 200"),
+        ({"prompts": [[]]}, r"prompts\[0\] is empty, and must be at least one token"),
+        ({"prompts": [[1], [3, VOCAB_SIZE]]}, r"prompts\[1\]\[1\] is 200, outside 0\.\.199"),
+        ({"max_new_tokens": 10**6}, r"prompts\[0\] has 3 tokens, and with 1000000 new ones needs more than"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"sessions": [1, 2]}, "sessions has 2 entries for 1 prompts"),
         ({"adapters": [1]}, r"adapters\[0\] is 1, but the engine has no activate_adapter"),

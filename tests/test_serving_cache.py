@@ -182,8 +182,15 @@ def test_out_of_blocks_changes_nothing_and_says_what_there_is() -> None:
     running = served(serving, [5, 6, 7, 8])
     sequence = serving.begin(TOKENS + TOKENS)
     before = state_of(serving)
-    with pytest.raises(OutOfBlocks, match="10 blocks wanted, 4 of 6 free and 1 evictable"):
+    message = (
+        "10 blocks wanted, 4 of 6 free and 1 evictable; with the 0 that it has, the sequence needs more than there"
+    )
+    with pytest.raises(OutOfBlocks, match=message) as caught:
         sequence.allocate()
+    assert (caught.value.wanted, caught.value.free, caught.value.total) == (10, 5, 6)
+    assert pickle.loads(pickle.dumps(caught.value)).total == 6
+    with pytest.raises(OutOfBlocks, match="6 blocks wanted, 4 of 6 free and 1 evictable; running sequences hold the"):
+        sequence.allocate(6)
     assert state_of(serving) == before
     assert sequence.block_table.tolist() == []
     assert sequence.allocate(5).tolist() == [0, 2, 3, 4, 5]
@@ -303,7 +310,7 @@ def test_no_more_can_be_published_than_the_table_has_room_for() -> None:
     serving, _ = make()
     with serving.begin(TOKENS) as sequence:
         sequence.allocate(2)
-        with pytest.raises(ValueError, match=r"upto is 9, outside 0\.\.8"):
+        with pytest.raises(ValueError, match="upto is 9, but the block table has room for 8 tokens: allocate first"):
             sequence.publish(9)
 
 
@@ -445,6 +452,16 @@ def test_a_tail_is_for_its_session_alone_and_its_sibling_for_all() -> None:
     serving.check_integrity()
 
 
+def test_without_a_session_no_tail_is_saved_since_nobody_would_find_it() -> None:
+    serving, _ = make(num_slots=1)
+    sequence = served(serving)
+    assert saved(sequence, 8)
+    assert not sequence.tail_snapshot(16, lambda slot: None, sibling=(12, lambda slot: None))
+    sequence.finish()
+    with serving.begin(TOKENS) as second:
+        assert second.snapshot_tokens == 8
+
+
 def test_a_new_tail_replaces_the_tail_and_the_sibling_of_its_session() -> None:
     serving, _ = make(num_slots=4)
     sequence = served(serving, session=7)
@@ -572,7 +589,10 @@ def test_a_tier_that_fails_costs_a_computation_and_not_the_snapshot(caplog: pyte
         with serving.begin(TOKENS) as sequence:
             assert (sequence.compute_from, sequence.snapshot_slot) == (0, None)
         serving.check_integrity()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    # Each kind of failure is logged once in a row.
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        f"the snapshot tier cannot be {what}" for what in ("read", "written", "deleted from")
+    ]
     assert serving.stats().tier_errors >= 2
     assert serving.slots.num_free == 1
     tier.plan.set([])
@@ -722,10 +742,16 @@ def test_a_forgotten_sequence_is_given_back_with_a_warning() -> None:
 def test_a_retried_request_is_counted_once() -> None:
     serving, _ = make()
     served(serving).finish()
-    serving.begin(TOKENS).abort()
+    refused = serving.begin(TOKENS)
+    refused.abort()
+    preempted = serving.begin(TOKENS, retry=refused)
+    preempted.allocate()
+    preempted.abort()
+    serving.begin(TOKENS, retry=preempted).finish()
     serving.begin(TOKENS, retry=True).finish()
     stats = serving.stats()
     assert (stats.requests, stats.queried_tokens, stats.hit_tokens) == (2, 40, 16)
+    assert (stats.finished, stats.aborted, stats.refused) == (3, 1, 1)
     assert serving.cache.stats_detail().cache_hits == 1  # type: ignore[union-attr]
 
 
@@ -832,6 +858,11 @@ def test_a_refused_begin_changes_nothing(keywords: dict[str, Any], message: str)
     assert serving.stats() == stats
 
 
+class Lacking:
+    persistent = False
+    put = get = delete = contains = keys = close = print
+
+
 def filled() -> RadixTree:
     cache = RadixTree()
     cache.insert(range(16), [0])
@@ -850,6 +881,7 @@ def filled() -> RadixTree:
         ({"disk_blocks": "4"}, "disk_blocks must be an integer"),
         ({"mover": object()}, "mover must have a method read_slot, which object lacks"),
         ({"tier": object()}, "tier must have a method put, which object lacks"),
+        ({"tier": Lacking()}, "tier must have bytes_used, which Lacking lacks"),
         ({"tier": MemoryTier(1)}, "mover must be given with a tier"),
         ({"cache": RadixTree(partial_tail_sharing=True)}, "mover must be given with partial-tail sharing"),
         ({"model": b"x"}, "model must be a str"),
@@ -902,6 +934,18 @@ def test_a_lost_hold_in_the_cache_is_named() -> None:
     with pytest.raises(IntegrityError, match="a sequence holds 20 tokens, but the cache has 16 of them"):
         serving.check_integrity()
     sequence._holdings.is_ended = True
+
+
+def test_a_hold_that_no_sequence_has_is_named() -> None:
+    serving, _ = make()
+    served(serving).finish()
+    assert isinstance(serving.cache, RadixTree)
+    serving.cache.pin("system", TOKENS[:8])
+    serving.check_integrity()
+    serving.cache.lookup(TOKENS)
+    message = "nodes of the cache are held 7 times, by sequences 0 times and by pins 2 times"
+    with pytest.raises(IntegrityError, match=message):
+        serving.check_integrity()
 
 
 def test_it_prints_what_is_in_use() -> None:

@@ -21,19 +21,54 @@ from metrale_numba.kernels.layout import ID_POOL_FIELDS, ID_POOL_HIGH_WATER, ID_
 __all__ = ["BlockPool", "OutOfBlocks", "OutOfSlots", "SnapshotPool"]
 
 
-class OutOfBlocks(MetraleError):
-    """There are not as many free blocks as were asked for, and no more can be had now. Nothing was taken."""
+class _OutOfIds(MetraleError):
+    """There are not as many free ids as were asked for.
+
+    Attributes
+    ----------
+    wanted, free, total : int
+        How many were asked for, how many are free, and how many there are.
+    """
+
+    def __init__(self, message: str, wanted: int, free: int, total: int) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.free = free
+        self.total = total
+
+    def __reduce__(self) -> tuple[type[_OutOfIds], tuple[str, int, int, int]]:
+        return type(self), (str(self), self.wanted, self.free, self.total)
 
 
-class OutOfSlots(MetraleError):
-    """There are not as many free slots as were asked for. Nothing was taken."""
+class OutOfBlocks(_OutOfIds):
+    """There are not as many free blocks as were asked for, and no more can be had now. Nothing was taken.
+
+    Attributes
+    ----------
+    wanted : int
+        How many were asked for.
+    free : int
+        How many could be had, those included that would be evicted.
+    total : int
+        How many there are. If more are needed than that, waiting is of no use.
+    """
+
+
+class OutOfSlots(_OutOfIds):
+    """There are not as many free slots as were asked for. Nothing was taken.
+
+    Attributes
+    ----------
+    wanted, free, total : int
+        How many were asked for, how many are free, and how many there are.
+    """
 
 
 class _IdPool:
     """Ids from 0 on, with a count of references on each; one without any is free."""
 
     _noun = "id"
-    _shortage: type[MetraleError] = MetraleError
+    _shortage: type[_OutOfIds] = _OutOfIds
 
     def __init__(self, size: int) -> None:
         self._kernels = kernels("pools")
@@ -89,7 +124,8 @@ class _IdPool:
         n = as_count(n, "n")
         with self._lock:
             if n > self._header[ID_POOL_NUM_FREE]:
-                raise self._shortage(f"{n} {self._noun}s wanted, {self.num_free} of {self._counts.size} free")
+                free, total = self.num_free, self._counts.size
+                raise self._shortage(f"{n} {self._noun}s wanted, {free} of {total} free", n, free, total)
             ids = np.empty(n, np.uint32)
             self._kernels["take_ids"](self._header, self._counts, self._free, ids)
         return ids

@@ -144,7 +144,7 @@ class ServingCache(Upkeep):
         Returns
         -------
         ServingCache
-            A new one, without sequences, its counters at 0.
+            A new one, without sequences, its counters at 0, but for the most blocks that were ever in use.
 
         Raises
         ------
@@ -180,7 +180,13 @@ class ServingCache(Upkeep):
     # Sequences
 
     def begin(
-        self, tokens: Tokens, *, session: int = 0, adapter: int = 0, min_compute: int = 1, retry: bool = False
+        self,
+        tokens: Tokens,
+        *,
+        session: int = 0,
+        adapter: int = 0,
+        min_compute: int = 1,
+        retry: bool | Sequence = False,
     ) -> Sequence:
         """Begin a request with as much of its prompt as is cached.
 
@@ -197,9 +203,10 @@ class ServingCache(Upkeep):
             The adapter it is computed under, 0..2^64-1.
         min_compute : int, default 1
             How many of the tokens at the end are left to compute in any case.
-        retry : bool, default False
-            Whether this request was begun before, and is begun again because blocks were short or it was preempted:
-            it is not counted a second time.
+        retry : bool or Sequence, default False
+            The earlier sequence of this request, if it is begun again because blocks were short or it was preempted.
+            A request is counted once, when it first gets its blocks, with what was cached for it then. True for one
+            that has been counted.
 
         Returns
         -------
@@ -215,8 +222,12 @@ class ServingCache(Upkeep):
         session = as_u64(session, "session")
         adapter = as_u64(adapter, "adapter")
         min_compute = as_count(min_compute, "min_compute")
-        record = not as_bool(retry, "retry")
         holdings = Holdings(prompt, session, adapter, has_disks=self._disk_blocks is not None)
+        if isinstance(retry, Sequence):
+            holdings.is_counted = retry._holdings.is_counted
+        else:
+            holdings.is_counted = as_bool(retry, "retry")
+        record = retry is False
         try:
             fault = self._match(holdings, min_compute, record)
             while fault is not None and self._fetch(holdings, fault):
@@ -228,8 +239,7 @@ class ServingCache(Upkeep):
                 self._drop(holdings)
             self._store.settle()
             raise
-        with self._lock:
-            self._count(holdings, record)
+        holdings.had_snapshot = holdings.slot is not None
         return Sequence(self, holdings)
 
     def _match(self, holdings: Holdings, min_compute: int, record: bool) -> FaultIn | None:
@@ -307,14 +317,16 @@ class ServingCache(Upkeep):
                 self._give_back(holdings)
         return ask_again
 
-    def _count(self, holdings: Holdings, record: bool) -> None:
-        if not record:
+    def _count(self, holdings: Holdings) -> None:
+        """Count a request, once, when it is sure that it will be computed."""
+        if holdings.is_counted:
             return
+        holdings.is_counted = True
         self._num_requests += 1
-        self._queried_tokens += holdings.num_tokens
+        self._queried_tokens += holdings.prompt_tokens
         self._hit_tokens += holdings.cached_tokens
         if self._is_hybrid:
-            self._snapshot_hits += holdings.slot is not None
+            self._snapshot_hits += holdings.had_snapshot
             self._recompute_tokens += holdings.cached_tokens - holdings.slot_tokens
 
     def _require_running(self, holdings: Holdings) -> None:
@@ -344,13 +356,21 @@ class ServingCache(Upkeep):
             if n is None:
                 n = max(-(-holdings.num_tokens // self._block_size) - holdings.table.size, 0)
             if not self._make_room(n):
-                raise OutOfBlocks(
-                    f"{n} blocks wanted, {self._blocks.num_free} of {self._blocks.num_blocks} free and "
-                    f"{self._num_evictable()} evictable; running sequences hold the others"
-                )
+                raise self._out_of_blocks(holdings, n)
             blocks = self._blocks.allocate(n)
             holdings.extend(blocks)
+            self._count(holdings)
             return blocks
+
+    def _out_of_blocks(self, holdings: Holdings, n: int) -> OutOfBlocks:
+        free, total, evictable = self._blocks.num_free, self._blocks.num_blocks, self._num_evictable()
+        message = f"{n} blocks wanted, {free} of {total} free and {evictable} evictable; "
+        table = holdings.table.size
+        if table + n > total:
+            message += f"with the {table} that it has, the sequence needs more than there are"
+        else:
+            message += "running sequences hold the others"
+        return OutOfBlocks(message, n, free + evictable, total)
 
     def _set_disk_blocks(self, holdings: Holdings, first: int, ids: Ids) -> None:
         if self._disk_blocks is None:
@@ -380,6 +400,7 @@ class ServingCache(Upkeep):
         with self._lock:
             self._release_forgotten()
             self._require_running(holdings)
+            self._count(holdings)
             whole = upto - upto % self._block_size
             done = upto if self._shares_tails else whole
             if self._tree is None or done <= holdings.held or self._is_stale(holdings):
@@ -493,10 +514,13 @@ class ServingCache(Upkeep):
             self._release_forgotten()
             if holdings.is_ended:
                 return
-            if is_abort:
+            if not is_abort:
+                self._count(holdings)
+                self._num_finished += 1
+            elif holdings.is_counted:
                 self._num_aborted += 1
             else:
-                self._num_finished += 1
+                self._num_refused += 1
             self._drop(holdings)
         self._store.settle()
 

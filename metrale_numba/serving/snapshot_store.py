@@ -27,7 +27,7 @@ from metrale_numba.serving.transfers import FaultIn, Identity, Load, Resident, S
 
 __all__ = ["SnapshotStore"]
 
-_logger = logging.getLogger("metrale_numba.serving")
+_logger = logging.getLogger(__name__)
 
 # So many writes and deletions of different keys can be under way at once; those of one key are made in turn.
 _NUM_STRIPES: Final = 16
@@ -70,7 +70,8 @@ class SnapshotStore:
         self.in_transit: list[int] = []
         self.stripes = tuple(threading.Lock() for _ in range(_NUM_STRIPES))
         self._deletions_rest_until = 0.0
-        self._is_reported = False
+        # What failed the last time it was tried, and was logged then.
+        self._failing: set[str] = set()
         self.counts = StoreCounts()
 
     # Slots, under the lock
@@ -245,7 +246,7 @@ class SnapshotStore:
             except OSError as error:
                 self._report("read", error)
                 return None
-            self._is_reported = False
+            self._failing.discard("read")
         self._mover.write_slot(slot, memoryview(data))
         return True
 
@@ -322,7 +323,7 @@ class SnapshotStore:
             is_stored = False
             try:
                 is_stored = self._tier.put(store_key, memoryview(write.data))
-                self._is_reported = False
+                self._failing.discard("written")
             except OSError as error:
                 self._report("written", error)
             finally:
@@ -363,6 +364,7 @@ class SnapshotStore:
                     del self._garbage[store_key]
                 try:
                     self._tier.delete(store_key)
+                    self._failing.discard("deleted from")
                 except BaseException as error:
                     with self._lock:
                         self._discard(store_key)
@@ -378,8 +380,8 @@ class SnapshotStore:
     def _report(self, what: str, error: OSError) -> None:
         """Count a failure of the tier, and log the first of a row."""
         self.counts.tier_errors += 1
-        if not self._is_reported:
-            self._is_reported = True
+        if what not in self._failing:
+            self._failing.add(what)
             _logger.warning("the snapshot tier cannot be %s, so its snapshots are computed anew: %s", what, error)
 
     # Saving

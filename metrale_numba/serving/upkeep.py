@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import threading
 from collections import deque
@@ -68,6 +69,12 @@ class Upkeep:
             as_count(getattr(mover, "slot_bytes", None), "mover.slot_bytes")
         if tier is not None:
             _require_methods(tier, "tier", ("put", "get", "delete", "contains", "keys", "close"))
+            for attribute in ("persistent", "bytes_used"):
+                # Looked for and not asked for: to say how much is in it, a tier may have to talk to its medium.
+                try:
+                    inspect.getattr_static(tier, attribute)
+                except AttributeError:
+                    raise TypeError(f"tier must have {attribute}, which {type(tier).__name__} lacks") from None
         if mover is None and tier is not None:
             raise ValueError("mover must be given with a tier: snapshots cannot get there without it")
         if mover is None and self._shares_tails:
@@ -81,6 +88,7 @@ class Upkeep:
         self._forgotten: deque[Holdings] = deque()
         self._num_requests = self._queried_tokens = self._hit_tokens = self._recompute_tokens = 0
         self._snapshot_hits = self._num_finished = self._num_aborted = self._num_forgotten = self._evicted_blocks = 0
+        self._num_refused = 0
         self._store = SnapshotStore(
             cache,
             self._slots,
@@ -251,6 +259,7 @@ class Upkeep:
                 snapshot_hits=self._snapshot_hits,
                 finished=self._num_finished,
                 aborted=self._num_aborted,
+                refused=self._num_refused,
                 forgotten=self._num_forgotten,
                 running=len(self._running),
                 evicted_blocks=self._evicted_blocks,
@@ -309,6 +318,7 @@ class Upkeep:
                 raise IntegrityError(fault)
             for holdings in self._running:
                 self._check_held(holdings)
+            self._check_holds()
         if self._tree is not None:
             self._tree.check_integrity()
 
@@ -323,6 +333,17 @@ class Upkeep:
         stored = self._tree.peek_matched_tokens(holdings.tokens[: holdings.held], adapter_id=holdings.adapter)
         if stored != holdings.held:
             raise IntegrityError(f"a sequence holds {holdings.held} tokens, but the cache has {stored} of them")
+
+    def _check_holds(self) -> None:
+        """Raise if somebody else holds nodes of the cache, which nothing could evict then."""
+        if self._tree is None:
+            return
+        sequences = sum(holdings.held for holdings in self._running if not self._is_stale(holdings)) // self._block_size
+        counted, pins = self._tree._num_holds()
+        if counted != sequences + pins:
+            raise IntegrityError(
+                f"nodes of the cache are held {counted} times, by sequences {sequences} times and by pins {pins} times"
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file, and the snapshots to the tier, for a process that takes over from here.

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from metrale_numba.arguments import as_count, as_tokens, as_u64
 from metrale_numba.engines.transformers.block_store import BlockStore
 from metrale_numba.engines.transformers.execution import EngineMemory, Execution
@@ -153,9 +155,10 @@ class TransformersEngine:
     ) -> list[Generation]:
         """Generate for each prompt. They take turns, a chunk of the prompt or a new token at a time.
 
-        Fills the cache. A prompt for which there are no blocks waits until another has ended. Where a running one
-        finds none for its next token, the one that came last gives its own up, and goes on from what is cached when
-        there is room again.
+        Fills the cache, and returns when all are done. A prompt is let in when the one before it has been computed, so
+        that it finds what the two have in common; if there are no blocks for it, when another has ended. Where a
+        running one finds none for its next token, the one that came last gives its own up, and goes on from what is
+        cached when there is room again.
 
         Parameters
         ----------
@@ -224,15 +227,27 @@ class TransformersEngine:
         requests = []
         for position, prompt in enumerate(prompts):
             tokens = as_tokens(prompt, f"prompts[{position}]")
-            if tokens.size == 0 or int(tokens.max()) >= self.runner.vocab_size:
+            if tokens.size == 0:
+                raise ValueError(f"prompts[{position}] is empty, and must be at least one token")
+            unknown = np.flatnonzero(tokens >= self.runner.vocab_size)
+            if unknown.size:
+                place = int(unknown[0])
                 raise ValueError(
-                    f"prompts[{position}] must be at least one token of the {self.runner.vocab_size} that the model has"
+                    f"prompts[{position}][{place}] is {tokens[place]}, outside 0..{self.runner.vocab_size - 1}"
+                )
+            most = self.runner.most_tokens
+            if most is not None and tokens.size + max_new_tokens > most:
+                raise ValueError(
+                    f"prompts[{position}] has {tokens.size} tokens, and with {max_new_tokens} new ones needs more than "
+                    f"the {most} positions of the model"
                 )
             # The last new token is handed out and never computed.
             needed = -(-(tokens.size + max_new_tokens - 1) // self.serving.block_size)
             if needed > self.serving.blocks.num_blocks:
+                total = self.serving.blocks.num_blocks
+                free = self.serving.num_free_blocks
                 raise OutOfBlocks(
-                    f"prompts[{position}] needs {needed} blocks, and there are {self.serving.blocks.num_blocks}"
+                    f"prompts[{position}] needs {needed} blocks, and there are {total}", needed, free, total
                 )
             session = 0 if sessions is None else as_u64(sessions[position], f"sessions[{position}]")
             adapter = 0 if adapters is None else as_u64(adapters[position], f"adapters[{position}]")
@@ -270,8 +285,9 @@ class _Turns:
         """Give each its turn until all are done; if that fails, end them all."""
         try:
             while self._waiting or self._running:
+                earlier = tuple(self._running)
                 self._let_in()
-                for progress in tuple(self._running):
+                for progress in earlier:
                     # One may have given way to another of this round.
                     if not progress.sequence.is_ended:
                         self._advance(progress)
@@ -280,7 +296,13 @@ class _Turns:
                 progress.sequence.abort()
 
     def _let_in(self) -> None:
-        while self._waiting and not self._is_full and len(self._running) < self._max_running:
+        # One prompt at a time: what it has in common with the next is then computed once.
+        while (
+            self._waiting
+            and not self._is_full
+            and len(self._running) < self._max_running
+            and not any(progress.computed < progress.sequence.num_tokens - 1 for progress in self._running)
+        ):
             request = self._waiting[0]
             try:
                 progress = self._execution.begin(request)
@@ -294,6 +316,7 @@ class _Turns:
             if request.num_preemptions == 0:
                 request.cached_tokens = progress.sequence.cached_tokens
                 request.compute_from = progress.sequence.compute_from
+            self._advance(progress)
 
     def _advance(self, progress: Progress) -> None:
         request, sequence = progress.request, progress.sequence

@@ -60,11 +60,15 @@ class ModelRunner:
         What the model keeps of its tokens.
     vocab_size : int
         Tokens are smaller than this.
+    most_tokens : int or None
+        Positions that the model was made for, if it says so.
     continues_in_chunks : bool
         Whether several tokens at once may follow a state.
 
     Raises
     ------
+    TypeError
+        If it is no model.
     ValueError
         If the model cannot be continued exactly, or keeps what can be put neither into blocks nor into slots.
     """
@@ -77,10 +81,14 @@ class ModelRunner:
     ) -> None:
         if continuation not in CONTINUATIONS:
             raise ValueError(f"continuation must be one of {', '.join(CONTINUATIONS)}, not {continuation!r}")
+        if not callable(getattr(model, "eval", None)) or not hasattr(model, "config"):
+            raise TypeError(f"model must be a model of transformers, not {type(model).__name__}")
         self._model = model.eval()
         self._activate_adapter = activate_adapter
         self._adapter = 0
-        self.vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
+        config = model.config.get_text_config(decoder=True)
+        self.vocab_size = int(config.vocab_size)
+        self.most_tokens: int | None = getattr(config, "max_position_embeddings", None)
         # Of a long prompt only the last row is of use, and all rows of a large vocabulary take much memory.
         takes_last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._options: dict[str, Any] = {"logits_to_keep": 1} if takes_last_only else {}
