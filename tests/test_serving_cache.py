@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import pickle
 from typing import Any
 
@@ -648,6 +647,21 @@ def test_a_state_that_is_overwritten_while_spilled_is_deleted_from_the_tier() ->
     serving.check_integrity()
 
 
+def test_a_full_tier_loses_what_is_garbage_before_anything_that_is_wanted() -> None:
+    tier = FlakyTier(MemoryTier(2 * ModelEngine.slot_bytes))
+    serving, engine = make(num_slots=1, tier=tier)
+    with served(serving, session=7) as sequence:
+        sequence.snapshot(4, engine.writer(4))
+        sequence.tail_snapshot(8, engine.writer(8))
+        sequence.snapshot(12, engine.writer(12))
+        assert len(tier.keys()) == 2
+        # The earlier tail is garbage now, and the snapshot at 12 is spilled for the new one.
+        sequence.tail_snapshot(16, engine.writer(16))
+    with serving.begin(TOKENS, min_compute=16) as second:
+        assert second.snapshot_tokens == 4
+    serving.check_integrity()
+
+
 def test_shallow_snapshots_are_dropped_and_not_spilled() -> None:
     tier = MemoryTier(10_000)
     serving, engine = make(num_slots=1, tier=tier, spill_min_tokens=9)
@@ -660,12 +674,14 @@ def test_shallow_snapshots_are_dropped_and_not_spilled() -> None:
 
 
 def test_what_could_not_be_deleted_is_deleted_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count(0, 10)
-    monkeypatch.setattr("metrale_numba.serving.snapshot_store.time.monotonic", lambda: next(seconds))
+    seconds = [0.0]
+    monkeypatch.setattr("metrale_numba.serving.snapshot_store.time.monotonic", lambda: seconds[0])
     serving, _, tier = spilling()
     tier.plan.set(["error"])
     serving.clear()
+    serving.begin([1]).finish()
     assert len(tier.keys()) == 1
+    seconds[0] = 10.0
     serving.begin([1]).finish()
     assert tier.keys() == []
     serving.check_integrity()

@@ -300,7 +300,9 @@ class SnapshotStore:
     # The tier, without the lock
 
     def settle(self) -> None:
-        """Without the lock: write what is staged, and delete what is garbage."""
+        """Without the lock: delete what is garbage, and write what is staged."""
+        # First what makes room: a tier that is full discards something live for what is written.
+        self._delete_garbage()
         while self._staged:
             try:
                 write = self._staged.pop()
@@ -308,8 +310,7 @@ class SnapshotStore:
                 # Another thread was faster.
                 break
             self._put(write)
-        if self._garbage and time.monotonic() >= self._deletions_rest_until:
-            self._delete_garbage()
+        self._delete_garbage()
 
     def _put(self, write: Write) -> None:
         assert self._tier is not None
@@ -353,6 +354,8 @@ class SnapshotStore:
             self._discard(store_key)
 
     def _delete_garbage(self) -> None:
+        if not self._garbage or time.monotonic() < self._deletions_rest_until:
+            return
         assert self._tier is not None
         with self._lock:
             garbage = list(self._garbage)
