@@ -80,6 +80,8 @@ class Operations:
         self._adapter_drops: dict[int, int] = {}
         self._pins = Pins(settings.max_pinned_blocks)
         self._quotas = quotas
+        # Whether a serving cache takes and drops the references on what is in this one.
+        self._is_served = False
         self._lock = threading.Lock()
 
     def _add_default_pool(self) -> None:

@@ -188,7 +188,7 @@ def test_out_of_blocks_changes_nothing_and_says_what_there_is() -> None:
         sequence.allocate()
     assert (caught.value.wanted, caught.value.free, caught.value.total) == (10, 5, 6)
     assert pickle.loads(pickle.dumps(caught.value)).total == 6
-    with pytest.raises(OutOfBlocks, match="6 blocks wanted, 4 of 6 free and 1 evictable; running sequences hold the"):
+    with pytest.raises(OutOfBlocks, match="6 blocks wanted, 4 of 6 free and 1 evictable; running sequences and pins"):
         sequence.allocate(6)
     assert state_of(serving) == before
     assert sequence.block_table.tolist() == []
@@ -472,14 +472,17 @@ def test_a_new_tail_replaces_the_tail_and_the_sibling_of_its_session() -> None:
     serving.check_integrity()
 
 
-def test_a_failed_sibling_leaves_the_tail() -> None:
+def test_a_failed_sibling_leaves_the_earlier_tail_in_its_place() -> None:
     serving, engine = make(num_slots=3)
     sequence = served(serving, session=7)
+    sequence.tail_snapshot(8, engine.writer(1))
     engine.plan.set(["ok", "break"])
     with pytest.raises(Exception, match="told to"):
         sequence.tail_snapshot(16, engine.writer(1), sibling=(12, engine.writer(1)))
     assert serving.stats().snapshots == 1
     assert serving.slots.num_free == 2
+    with serving.begin(TOKENS, session=7) as second:
+        assert second.snapshot_tokens == 8
     sequence.finish()
     serving.check_integrity()
 
@@ -555,8 +558,8 @@ def test_a_clean_copy_is_not_written_again() -> None:
 def test_without_copies_the_tier_has_only_what_is_spilled() -> None:
     serving, _, tier = spilling(keep_copies=False)
     for tokens in (TOKENS, [1, 2, 3, 4, 5]):
-        with serving.begin(tokens):
-            assert len(tier.keys()) == 1
+        serving.begin(tokens).finish()
+        assert len(tier.keys()) == 1
     assert tier.calls["put"] == 3
     serving.check_integrity()
 

@@ -154,7 +154,7 @@ def test_a_tier_that_does_not_answer_may_still_have_it(tmp_path: Path) -> None:
     serving, engine = make(tier)
     served(serving, engine, TOKENS, 4, 8).finish()
     serving.save(tmp_path / "index")
-    tier.plan.set(["error", "error", "error"])
+    tier.plan.set(["error", "error"])
     again, memory = loaded(tmp_path / "index", tier)
     assert again.stats().snapshots == 2
     with again.begin(TOKENS) as sequence:
@@ -168,8 +168,8 @@ def test_what_was_written_after_the_save_is_deleted_and_what_others_wrote_is_not
     serving, engine = make(tier)
     served(serving, engine, TOKENS, 8).finish()
     serving.save(tmp_path / "index")
-    others = [StoreKey(model, "", rank, 0, 1, 1) for model, rank in (("m", 1), ("mm", 0), ("m#x", 0), ("", 0))]
-    ours = [StoreKey(model, "", 0, 0, 1, 1) for model in ("m", "m#1", "m#12")]
+    others = [StoreKey(model, "", rank, 0, 1, 1) for model, rank in (("0#m", 1), ("0#mm", 0), ("x#m", 0), ("m", 0))]
+    ours = [StoreKey(model, "", 0, 0, 1, 1) for model in ("0#m", "1#m", "12#m")]
     for key in (*others, *ours):
         tier.put(key, b"something")
     again, _ = loaded(tmp_path / "index", tier)
@@ -201,7 +201,7 @@ def test_bytes_of_later_weights_are_never_taken_for_saved_ones(tmp_path: Path) -
         ({"model": "n"}, ValueError, r"was saved for Identity\(model='m'"),
         ({"rank": 1}, ValueError, "rank=0"),
         ({"blocks": 4}, ValueError, "blocks are 4, but the saved cache has block 4"),
-        ({"disk_blocks": None}, ValueError, "disk_blocks are 0, but the saved cache has block 0"),
+        ({"disk_blocks": None}, ValueError, "disk_blocks are none, but the saved cache has block 0"),
         ({"blocks": -1}, ValueError, "blocks is -1"),
         ({"reserve": -1}, ValueError, "reserve is -1"),
     ],

@@ -147,7 +147,7 @@ class _IdPool:
         TypeError, ValueError
             If `ids` is not a sequence of ids of this pool; nothing has changed then.
         """
-        wanted = as_tokens(ids, "ids")
+        wanted = _own(ids)
         with self._lock:
             bad = self._kernels["add_references"](self._counts, wanted)
         if bad >= 0:
@@ -175,7 +175,7 @@ class _IdPool:
         TypeError, ValueError
             If `ids` is not a sequence of ids of this pool; nothing has changed then.
         """
-        wanted = as_tokens(ids, "ids")
+        wanted = _own(ids)
         with self._lock:
             bad, num_freed = self._kernels["drop_references"](self._header, self._counts, self._free, wanted)
         if bad >= 0:
@@ -210,7 +210,9 @@ class _IdPool:
         TypeError, ValueError
             If it is not an id of this pool.
         """
-        number = as_count(number, "number", self._counts.size - 1)
+        number = as_count(number, "number")
+        if number >= self._counts.size:
+            raise ValueError(f"number is {number}, but the pool has {self._counts.size} {self._noun}s")
         return int(self._counts[number])
 
     def ref_counts(self) -> npt.NDArray[np.int64]:
@@ -236,13 +238,22 @@ class _IdPool:
             if not self._kernels["check_ids"](self._header, self._counts, self._free):
                 raise IntegrityError(f"the free {self._noun}s of the pool are not those without references")
 
-    def _restore(self, ids: Ids, high_water: int) -> None:
-        """Let a new pool be as it was: `ids` lists each id as often as it has references."""
-        self._counts[:] = np.bincount(ids, minlength=self._counts.size)
-        free = np.flatnonzero(self._counts == 0)[::-1]
-        self._free[: free.size] = free
-        self._header[ID_POOL_NUM_FREE] = free.size
-        self._header[ID_POOL_HIGH_WATER] = max(high_water, self._counts.size - free.size)
+    def _restore(self, ids: Ids, high_water: int = 0, *, keeps_more: bool = False) -> None:
+        """Let each id have as many references as `ids` lists it, or at least as many."""
+        with self._lock:
+            counts = np.bincount(ids, minlength=self._counts.size)
+            self._counts[:] = np.maximum(counts, self._counts) if keeps_more else counts
+            free = np.flatnonzero(self._counts == 0)[::-1]
+            self._free[: free.size] = free
+            self._header[ID_POOL_NUM_FREE] = free.size
+            most = max(high_water, int(self._header[ID_POOL_HIGH_WATER]), self._counts.size - free.size)
+            self._header[ID_POOL_HIGH_WATER] = most
+
+
+def _own(ids: IdSequence) -> Ids:
+    # Read twice below, so nobody else may write to it between.
+    wanted = as_tokens(ids, "ids")
+    return wanted.copy() if wanted is ids else wanted
 
 
 class BlockPool(_IdPool):

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -134,6 +134,10 @@ class Sequence:
         # No call from here: Python may run this inside another call that has the lock.
         self._serving._forgotten.append(holdings)
         warnings.warn(f"a sequence of {holdings.num_tokens} tokens was lost without an end", ResourceWarning, 2)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        # Two objects would both end it.
+        raise TypeError("a Sequence cannot be copied or pickled: it is one request")
 
     def __enter__(self) -> Sequence:
         return self
