@@ -310,6 +310,11 @@ class FlakyTier:
     def close(self) -> None:
         self.inner.close()
 
+    def lose_all(self) -> None:
+        """Let every blob be gone."""
+        while self.lose(0) is not None:
+            pass
+
     def lose(self, which: int) -> Any:
         """Let one of the blobs be gone, as in a tier that others use as well, and tell which; None if there is none."""
         keys = sorted(self.inner.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
 from typing import Any
@@ -343,6 +344,7 @@ def test_disk_blocks_are_counted_as_blocks_are() -> None:
         (1, [7], RefcountError, r"ids\[0\] is disk block 7, which is free"),
         (1, [9], ValueError, r"ids\[0\] is 9, outside 0..7"),
         (-1, [0], ValueError, "first is -1"),
+        (1, [1, 1], ValueError, r"ids\[1\] is 1, which is listed before"),
         (1, [0.5], TypeError, "ids"),
     ],
 )
@@ -665,6 +667,88 @@ def test_a_full_tier_loses_what_is_garbage_before_anything_that_is_wanted() -> N
     serving.check_integrity()
 
 
+def test_what_a_tier_has_discarded_goes_from_the_index() -> None:
+    tier = MemoryTier(5 * ModelEngine.slot_bytes)
+    serving, engine = make(num_slots=1, tier=tier)
+    for first in range(100):
+        with served(serving, [first, 1, 2, 3, 4]) as sequence:
+            sequence.snapshot(4, engine.writer(4))
+    assert serving.stats().snapshots <= 16
+    serving.check_integrity()
+
+
+def test_a_copy_that_the_tier_has_discarded_is_written_again() -> None:
+    serving, engine, tier = spilling()
+    with serving.begin(TOKENS) as sequence:
+        assert sequence.snapshot_tokens == 8
+    tier.lose_all()
+    with served(serving, [5, 6, 7, 8, 9]) as other:
+        other.snapshot(4, engine.writer(44))
+    with serving.begin(TOKENS) as sequence:
+        assert sequence.snapshot_tokens == 8
+        engine.check_state(engine.slot_state(0), 8, "the slot")
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_nothing_is_evicted_for_a_slot_while_every_one_is_read(has_tier: bool) -> None:
+    serving, engine = make(num_slots=2, tier=MemoryTier(10_000) if has_tier else None)
+    sequence = served(serving)
+    for depth in (4, 8):
+        sequence.snapshot(depth, engine.writer(depth))
+    readers = [serving.begin(TOKENS), serving.begin(TOKENS, min_compute=16)]
+    assert [reader.snapshot_tokens for reader in readers] == [8, 4]
+    assert not saved(sequence, 12)
+    assert serving.stats().snapshots == 2
+    assert serving.stats().spills == 0
+    for reader in readers:
+        reader.finish()
+    sequence.finish()
+    serving.check_integrity()
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_a_sibling_is_left_out_rather_than_put_in_the_place_of_its_tail(has_tier: bool) -> None:
+    serving, engine = make(num_slots=1, tier=MemoryTier(10_000) if has_tier else None)
+    with served(serving, session=7) as sequence:
+        assert sequence.tail_snapshot(16, engine.writer(16), sibling=(12, engine.writer(12)))
+    with serving.begin(TOKENS, session=7) as second:
+        assert second.snapshot_tokens == 16
+    serving.check_integrity()
+
+
+def test_one_call_pays_for_a_few_deletions_alone() -> None:
+    tier = FlakyTier(MemoryTier(100_000))
+    serving, engine = make(num_slots=1, tier=tier)
+    for first in range(100):
+        with served(serving, [first, 1, 2, 3, 4], session=first + 1) as sequence:
+            sequence.tail_snapshot(4, engine.writer(4))
+    serving._store.forgotten([], [])
+    with serving._lock:
+        cleared = serving.cache.drop_adapter(0)  # type: ignore[union-attr]
+        serving._drop_blocks(cleared.blocks)
+        serving._store.forgotten(cleared.snapshot_slots, cleared.tier_keys.tolist())
+    before = tier.calls["delete"]
+    sequence = serving.begin(TOKENS)
+    assert tier.calls["delete"] == before
+    sequence.finish()
+    assert before < tier.calls["delete"] <= before + 64
+    serving.check_integrity()
+
+
+def test_a_request_finds_out_about_a_few_lost_snapshots_and_then_computes() -> None:
+    tier = FlakyTier(MemoryTier(100_000))
+    serving, engine = make(num_blocks=40, num_slots=1, tier=tier)
+    tokens = list(range(100, 200))
+    with served(serving, tokens) as sequence:
+        for depth in range(4, 84, 4):
+            sequence.snapshot(depth, engine.writer(depth))
+    tier.lose_all()
+    before = tier.calls["get"]
+    serving.begin(tokens, min_compute=20).finish()
+    assert tier.calls["get"] <= before + 8
+    serving.check_integrity()
+
+
 def test_shallow_snapshots_are_dropped_and_not_spilled() -> None:
     tier = MemoryTier(10_000)
     serving, engine = make(num_slots=1, tier=tier, spill_min_tokens=9)
@@ -756,6 +840,27 @@ def test_a_forgotten_sequence_is_given_back_with_a_warning() -> None:
     assert serving.stats().forgotten == 1
     assert serving.num_free_blocks == 16
     serving.check_integrity()
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_sequence_cannot_be_copied(copied: Any) -> None:
+    serving, _ = make()
+    with served(serving) as sequence, pytest.raises(TypeError, match="a Sequence cannot be copied"):
+        copied(sequence)
+    serving.check_integrity()
+
+
+def test_a_retry_of_another_serving_cache_is_refused() -> None:
+    (serving, _), (other, _) = make(), make()
+    with other.begin(TOKENS) as sequence, pytest.raises(ValueError, match="retry is a sequence of another"):
+        serving.begin(TOKENS, retry=sequence)
+
+
+def test_a_cache_is_served_once() -> None:
+    tree = RadixTree(block_size=4)
+    ServingCache(tree, 4)
+    with pytest.raises(ValueError, match="cache has a serving cache already"):
+        ServingCache(tree, 4)
 
 
 def test_a_retried_request_is_counted_once() -> None:
@@ -965,6 +1070,63 @@ def test_a_hold_that_no_sequence_has_is_named() -> None:
     message = "nodes of the cache are held 7 times, by sequences 0 times and by pins 2 times"
     with pytest.raises(IntegrityError, match=message):
         serving.check_integrity()
+
+
+# ------------------------------------------------------------------------------------------------------ interruptions
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, pool: Any, method: str) -> None:
+    """Let the next call of a pool's method end before it has done anything."""
+
+    def once(ids: Any) -> None:
+        monkeypatch.undo()
+        raise Interrupted
+
+    monkeypatch.setattr(pool, method, once)
+
+
+def test_blocks_of_an_interrupted_publish_are_not_given_to_anybody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving, _ = make(num_blocks=5)
+    sequence = serving.begin(TOKENS)
+    sequence.allocate()
+    interrupt(monkeypatch, serving.blocks, "inc_ref")
+    with pytest.raises(Interrupted):
+        sequence.publish(20)
+    sequence.abort()
+    assert "an exception cut a call short" in caplog.text
+    assert serving.blocks.ref_counts().tolist() == [1] * 5
+    with serving.begin(TOKENS) as second:
+        assert second.block_table.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["inc_ref", "dec_ref", "allocate"])
+@pytest.mark.parametrize("pool", ["blocks", "slots"])
+def test_after_an_interruption_anywhere_no_block_or_slot_is_lost(
+    method: str, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving, engine = make(num_slots=2, tier=MemoryTier(10_000))
+    for first in range(6):
+        # Once in each of what a request does, one after the other.
+        interrupt(monkeypatch, getattr(serving, pool), method)
+        try:
+            with serving.begin([first, *TOKENS], session=1) as sequence:
+                sequence.allocate()
+                sequence.publish(20)
+                sequence.snapshot(8, engine.writer(1))
+                sequence.tail_snapshot(16, engine.writer(1))
+        except Interrupted:
+            pass
+        monkeypatch.undo()
+    serving.begin([1]).finish()
+    serving.clear()
+    assert (serving.blocks.num_used, serving.slots.num_used) == (0, 0)
+    serving.check_integrity()
 
 
 def test_it_prints_what_is_in_use() -> None:

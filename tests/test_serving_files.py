@@ -229,6 +229,41 @@ def test_a_pool_in_use_is_refused(tmp_path: Path) -> None:
         loaded(tmp_path / "index", None, blocks=pool)
 
 
+def test_a_refused_load_leaves_the_pools_unused(tmp_path: Path) -> None:
+    serving, engine = make(None)
+    served(serving, engine, TOKENS).finish()
+    serving.save(tmp_path / "index")
+    pool, used = BlockPool(16), BlockPool(8)
+    used.allocate(1)
+    with pytest.raises(ValueError, match="disk_blocks must be unused"):
+        loaded(tmp_path / "index", None, blocks=pool, disk_blocks=used)
+    loaded(tmp_path / "index", None, blocks=pool)
+
+
+@pytest.mark.parametrize(("model", "other"), [("m", "m#1"), ("m", "0#m"), ("", "#")])
+def test_no_two_names_of_a_model_meet_in_a_tier(tmp_path: Path, model: str, other: str) -> None:
+    tier = DirectoryTier(tmp_path / "tier", 10_000)
+    found = []
+    for name, number in ((model, 1), (other, 2)):
+        engine = ModelEngine(16, 4, 1, 0)
+        cache = RadixTree(block_size=4, check_secret=b"the same each time")
+        serving = ServingCache(cache, 16, engine, slots=1, tier=tier, model=name)
+        engine.serving = serving
+        for _ in range(number):
+            # The second one is in its second epoch.
+            serving.clear()
+        served(serving, engine, TOKENS).finish()
+        with serving.begin(TOKENS) as sequence:
+            sequence.snapshot(8, engine.writer(number))
+            sequence.snapshot(4, engine.writer(9))
+        found.append((serving, engine, number))
+    for serving, engine, number in found:
+        with serving.begin(TOKENS) as sequence:
+            assert sequence.snapshot_tokens == 8
+            assert sequence.snapshot_slot is not None
+            engine.check_state(engine.slot_state(sequence.snapshot_slot), number, "the slot")
+
+
 def test_an_index_alone_is_no_serving_cache_but_a_serving_cache_is_an_index(tmp_path: Path) -> None:
     RadixTree().save(tmp_path / "alone")
     with pytest.raises(CacheFileError, match="is an index alone, not a serving cache"):

@@ -288,11 +288,12 @@ class ServingCache(Upkeep):
 
     def _hold(self, holdings: Holdings, match: PrefixMatch) -> None:
         """Take the references of a look-up, and copy the last block if it was matched in part."""
-        self._blocks.inc_ref(match.matched_blocks)
-        holdings.table = match.matched_blocks
+        # First what nobody could count anew.
         rows = match.matched_tokens % self._block_size
         holdings.held = match.matched_tokens - rows
+        holdings.table = match.matched_blocks
         holdings.cached_tokens = match.matched_tokens
+        self._blocks.inc_ref(match.matched_blocks)
         if self._disk_blocks is not None:
             holdings.disks = np.full(holdings.table.size, NONE, np.uint32)
             # A copy is on no disk.
@@ -428,13 +429,14 @@ class ServingCache(Upkeep):
                 matched_tokens=holdings.held,
                 adapter_id=holdings.adapter,
             )
-            self._take_over(acquired)
             num_new = (whole - holdings.held) // self._block_size
             if acquired.blocks.size < num_new:
                 # Part of it was there already, or a quota cut it short: a release of what is not held would take
                 # somebody else's reference.
                 whole = min(whole, self._tree.peek_matched_tokens(tokens[:whole], adapter_id=holdings.adapter))
+            # Before the pools' books, which can be counted anew.
             holdings.held = max(holdings.held, whole)
+            self._take_over(acquired)
             return holdings.held
 
     def _take_over(self, acquired: InsertAcquired) -> None:
