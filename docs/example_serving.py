@@ -36,13 +36,16 @@ class Memory:
         """Copy the KV of a block's first tokens."""
         self.kv[target, :rows] = self.kv[source, :rows]
 
-    def compute(self, sequence: Sequence, state: int, start: int) -> int:
-        """Run the model from a token on to the last; what is cached is not written again."""
+    def compute(self, sequence: Sequence, states: dict[int, int], start: int) -> int:
+        """Run the model from a token on to the last, and note the state after each block; what is cached stays."""
         block_size = self.kv.shape[1]
+        state = states[start]
         for place in range(start, sequence.num_tokens):
             state = next_state(state, int(sequence.tokens[place]))
             if place >= sequence.cached_tokens:
                 self.kv[sequence.block_table[place // block_size], place % block_size] = state
+            if (place + 1) % block_size == 0 or place + 1 == sequence.num_tokens:
+                states[place + 1] = state
         return state
 
 
@@ -50,15 +53,15 @@ def answer(serving: ServingCache, memory: Memory, prompt: list[int], session: in
     """Serve one request: whatever happens in the middle of it, nothing leaks."""
     with serving.begin(prompt, session=session) as sequence:
         slot = sequence.snapshot_slot
-        state = 0 if slot is None else int(memory.states[slot])
+        states = {sequence.compute_from: 0 if slot is None else int(memory.states[slot])}
         sequence.release_snapshot()
         sequence.allocate()
-        state = memory.compute(sequence, state, sequence.compute_from)
+        state = memory.compute(sequence, states, sequence.compute_from)
         sequence.publish(sequence.num_tokens)
         for _ in range(length):
             sequence.append([state % 100])
             sequence.allocate()
-            state = memory.compute(sequence, state, sequence.num_tokens - 1)
-        sequence.publish(sequence.num_tokens)
-        sequence.tail_snapshot(sequence.num_tokens, lambda slot: memory.states.__setitem__(slot, state))
+            state = memory.compute(sequence, states, sequence.num_tokens - 1)
+        depth = sequence.publish(sequence.num_tokens)
+        sequence.tail_snapshot(depth, lambda slot: memory.states.__setitem__(slot, states[depth]))
         return sequence.tokens[len(prompt) :].tolist()

@@ -11,9 +11,26 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
+from types import TracebackType
 from typing import Protocol
 
 from metrale_numba.kernels.compile import _lock as _compiling
+
+
+class Lock(Protocol):
+    """A lock that may be open to its own holder or not."""
+
+    def acquire(self) -> bool:
+        """Wait for it."""
+
+    def release(self) -> None:
+        """Open it."""
+
+    def __enter__(self) -> bool: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None: ...
 
 
 class _Locked(Protocol):
@@ -21,14 +38,14 @@ class _Locked(Protocol):
 
 
 class _Layered(Protocol):
-    def _fork_locks(self) -> Iterable[threading.Lock]: ...
+    def _fork_locks(self) -> Iterable[Lock]: ...
 
 
 _caches: weakref.WeakSet[_Locked] = weakref.WeakSet()
 _layers: weakref.WeakSet[_Layered] = weakref.WeakSet()
 # Guards the sets; taken around a fork, too, so that the child's sets are whole.
 _registering = threading.Lock()
-_held: list[threading.Lock] = []
+_held: list[Lock] = []
 
 
 def register(cache: _Locked) -> None:
@@ -52,7 +69,7 @@ def _before() -> None:
     _compiling.acquire()
 
 
-def _take(locks: Iterable[threading.Lock]) -> None:
+def _take(locks: Iterable[Lock]) -> None:
     for lock in locks:
         lock.acquire()
         _held.append(lock)

@@ -87,6 +87,8 @@ class Operations(Inspection):
         self._adapter_drops: dict[int, int] = {}
         self._pins = Pins(settings.max_pinned_blocks)
         self._quotas = quotas
+        # Whether a serving cache takes and drops the references on what is in this one.
+        self._is_served = False
         self._lock = threading.Lock()
 
     def _add_default_pool(self) -> None:
@@ -190,6 +192,17 @@ class Operations(Inspection):
         """
         with self._lock:
             return self._contents()
+
+    def _num_holds(self) -> tuple[int, int]:
+        """Count the references on nodes beside the cache's own, and how many of them are those of named pins."""
+        with self._lock:
+            counted = 0
+            for pool in self._pools.values():
+                nodes = pool.nodes[: pool.header[layout.POOL_USED]]
+                counts = nodes["count"][nodes["parent"] < layout.ROOT].astype(np.int64)
+                counted += int(np.maximum(counts - 1, 0).sum())
+            holds = self._pins.holds().values()
+            return counted, sum(hold.matched_tokens // hold.block_size for hold in holds)
 
     def _contents(self) -> Cleared:
         stored = [pool.stored() for pool in self._pools.values()]

@@ -202,7 +202,7 @@ class Pair:
     def clear(self) -> Any:
         listed = self.cache.contents()
         cleared = self._call("clear")
-        assert listed == cleared
+        self._agree(listed, cleared, "clear")
         return cleared
 
     def drop_adapter(self, adapter: int) -> Any:

@@ -135,6 +135,18 @@ def test_an_empty_pool_has_nothing_to_give() -> None:
         pool.inc_ref([0])
 
 
+@pytest.mark.parametrize("method", ["inc_ref", "dec_ref"])
+def test_the_array_of_a_caller_is_copied_since_others_may_write_to_it(method: str) -> None:
+    pool = BlockPool(4)
+    ids = pool.allocate(2)
+    given = []
+    kernels = dict(pool._kernels)
+    name = {"inc_ref": "add_references", "dec_ref": "drop_references"}[method]
+    pool._kernels = {**kernels, name: lambda *arguments: given.append(arguments[-1]) or kernels[name](*arguments)}
+    getattr(pool, method)(ids)
+    assert not np.shares_memory(given[0], ids)
+
+
 @pytest.mark.parametrize("form", [np.int64, np.uint8, ">u4"])
 def test_ids_of_any_integer_type_are_taken(form: Any) -> None:
     pool = BlockPool(300)

@@ -194,7 +194,8 @@ def test_with_bounds_checks_traces_and_model_agree(checked_directory: Path) -> N
         "METRALE_CACHE_DIR": str(checked_directory),
         "NUMBA_BOUNDSCHECK": "1",
     }
-    files = [str(TESTS / name) for name in ("test_conformance.py", "test_against_model.py", "test_integrity.py")]
+    names = ("test_conformance.py", "test_against_model.py", "test_integrity.py", "test_block_pool.py")
+    files = [str(TESTS / name) for name in names]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=short", *files]
     result = subprocess.run(command, env=env, cwd=TESTS.parent, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:]

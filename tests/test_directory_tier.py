@@ -7,13 +7,15 @@ right or wrong as a whole. What all tiers promise is in ``test_tiers.py``.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import random
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ import metrale_numba
 from metrale_numba.serving import directory_tier
 from metrale_numba.serving.blob import blob_name
 from metrale_numba.serving.directory_tier import DirectoryTier
-from metrale_numba.serving.tier import StoreKey
+from metrale_numba.serving.tier import StoreKey, TierError
 
 PACKAGE_PARENT = Path(metrale_numba.__file__).parents[1]
 KEY = StoreKey("llama", "f2", 3, 5, 17, 23)
@@ -436,6 +438,35 @@ def test_a_call_that_failed_half_way_has_the_next_one_count(
     assert tier.bytes_used == 2 * len(PAYLOAD)
 
 
+@pytest.mark.parametrize("remove", [read, DirectoryTier.delete])
+@pytest.mark.parametrize(("position", "counts_after"), [(-1, 0), (0, 1)], ids=["payload", "head"])
+def test_removing_a_damaged_blob_reads_no_other_one(
+    tier: DirectoryTier,
+    monkeypatch: pytest.MonkeyPatch,
+    remove: Callable[[DirectoryTier, StoreKey], object],
+    position: int,
+    counts_after: int,
+) -> None:
+    keys = [KEY._replace(key=number) for number in range(20)]
+    for key in keys:
+        tier.put(key, PAYLOAD)
+    for key in keys[5:]:
+        data = bytearray(path_of(tier, key).read_bytes())
+        data[position] ^= 1
+        path_of(tier, key).write_bytes(data)
+    counts = []
+    count = tier._count
+    monkeypatch.setattr(tier, "_count", lambda: (counts.append(1), count())[1])
+    for key in keys[5:]:
+        remove(tier, key)
+        assert not path_of(tier, key).exists()
+    assert counts == []
+    # Where a blob does not say what it was counted for, the next one who needs the sum counts, once.
+    for _ in range(2):
+        assert tier.bytes_used == 5 * len(PAYLOAD)
+        assert len(counts) == counts_after
+
+
 # --- what is not ours ---------------------------------------------------------------------------------------------
 
 
@@ -657,13 +688,125 @@ def test_a_directory_that_was_cleared_and_made_again_is_used_again(tier: Directo
     for path in tier.path.iterdir():
         path.unlink()
     tier.path.rmdir()
-    assert read(tier) is None
     with pytest.raises(FileNotFoundError):
         tier.put(KEY, PAYLOAD)
     tier.path.mkdir()
     assert tier.put(KEY, PAYLOAD)
     assert tier.bytes_used == len(PAYLOAD)
     assert DirectoryTier(tier.path, 100).keys() == [KEY]
+
+
+def test_a_directory_that_is_gone_for_a_while_is_an_error_and_no_miss(tier: DirectoryTier) -> None:
+    tier.put(KEY, PAYLOAD)
+    away = tier.path.rename(tier.path.with_name("away"))
+    calls: list[Callable[[], object]] = [
+        lambda: read(tier),
+        lambda: read(tier, OTHER),
+        lambda: tier.contains(KEY),
+        lambda: tier.put(KEY, PAYLOAD),
+        lambda: tier.delete(KEY),
+        tier.keys,
+        lambda: tier.bytes_used,
+    ]
+    for call in calls:
+        with pytest.raises(OSError, match=str(tier.path)):
+            call()
+    # As a mount point that nothing is mounted on.
+    tier.path.mkdir()
+    for call in calls[:3]:
+        with pytest.raises(TierError, match=str(tier.path)):
+            call()
+    tier.path.rmdir()
+    away.rename(tier.path)
+    assert read(tier) == PAYLOAD
+    assert read(tier, OTHER) is None
+    assert not tier.contains(OTHER)
+
+
+# --- somebody has the lock ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def holder(tier: DirectoryTier) -> Iterator[int]:
+    """Somebody who has locked the directory and was stopped; before, it got a whole blob and a damaged one."""
+    tier.put(KEY, PAYLOAD)
+    tier.put(OTHER, PAYLOAD)
+    path_of(tier, OTHER).write_bytes(b"damaged")
+    with open(tier.path / LOCK, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file.fileno()
+
+
+@pytest.mark.usefixtures("holder")
+def test_a_lock_that_is_not_given_back_is_a_tier_error_after_the_timeout(tier: DirectoryTier) -> None:
+    tier.timeout = 0.05
+    calls: list[Callable[[], object]] = [
+        lambda: tier.put(KEY, PAYLOAD),
+        lambda: tier.put(KEY, bytes(10**6 + 1)),
+        lambda: tier.delete(KEY),
+        lambda: read(tier, OTHER),
+        tier.keys,
+        lambda: tier.bytes_used,
+        lambda: DirectoryTier(tier.path, 100, timeout=0.05),
+    ]
+    for call in calls:
+        with pytest.raises(TierError, match=str(tier.path)):
+            call()
+    assert read(tier) == PAYLOAD
+    assert tier.contains(KEY)
+    assert not tier.contains(OTHER._replace(rank=0))
+    assert len(files(tier)) == 2
+    tier.close()
+
+
+@pytest.mark.usefixtures("holder")
+def test_threads_wait_for_a_lock_at_the_same_time(tier: DirectoryTier) -> None:
+    tier.timeout = 0.5
+    waited: list[float] = []
+
+    def wait() -> None:
+        start = time.monotonic()
+        with pytest.raises(TierError):
+            tier.delete(KEY)
+        waited.append(time.monotonic() - start)
+
+    threads = [threading.Thread(target=wait) for _ in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(waited) == 10
+    # Not ten times as long.
+    assert 0.5 <= min(waited) <= max(waited) < 2.5
+
+
+def test_a_lock_that_is_given_back_in_time_is_taken(
+    tier: DirectoryTier, holder: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier.timeout = 60.0
+    naps: list[float] = []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 20:
+            fcntl.flock(holder, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(directory_tier.time, "sleep", nap)
+    assert tier.delete(KEY)
+    assert len(naps) == 20
+    assert naps == sorted(naps)
+    assert max(naps) <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error"),
+    [(0, ValueError), (-1.0, ValueError), (float("nan"), ValueError), (float("inf"), ValueError)]
+    + [(value, TypeError) for value in (None, "1", True)],
+)
+def test_a_timeout_that_is_no_time_is_refused(tmp_path: Path, timeout: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match=r"^timeout "):
+        DirectoryTier(tmp_path / "tier", 100, timeout=timeout)
+    assert list(tmp_path.iterdir()) == []
 
 
 # --- several at once ----------------------------------------------------------------------------------------------
@@ -770,17 +913,16 @@ def test_a_clock_that_is_set_back_does_not_have_a_put_discard_its_own_blob(tmp_p
     assert tier.keys() == [OTHER, *keys[1:]]
 
 
-def test_a_tier_that_is_dropped_closes_its_lock_file(tmp_path: Path) -> None:
-    def open_files() -> int:
-        return len(os.listdir("/proc/self/fd"))
-
-    before = open_files()
-    tier = DirectoryTier(tmp_path / "tier", 100)
+def test_no_file_stays_open_after_a_call(tier: DirectoryTier) -> None:
+    before = os.listdir("/proc/self/fd")
     tier.put(KEY, PAYLOAD)
-    read(tier)
-    assert open_files() == before + 1
-    del tier
-    assert open_files() == before
+    tier.put(OTHER, PAYLOAD)
+    assert read(tier) == PAYLOAD
+    path_of(tier).write_bytes(b"damaged")
+    assert read(tier) is None
+    tier.delete(OTHER)
+    tier.keys()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_a_random_order_of_uses_is_the_order_of_eviction(tmp_path: Path) -> None:

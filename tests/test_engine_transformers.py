@@ -4,6 +4,8 @@ The oracle is the model itself, run over all tokens at once with nothing cached.
 that plants the fault which it is there to notice.
 """
 
+import copy
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +88,14 @@ def assert_blocks_as_cold(engine, model, tokens):
     for layer, (keys, values) in zip(engine.runner.layout.attention, stored, strict=True):
         for found, wanted in ((keys, cache.layers[layer.index].keys), (values, cache.layers[layer.index].values)):
             assert (found - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
+
+
+def assert_all_given_back(engine, num_blocks):
+    """Every sequence has ended, and every block is free or could be."""
+    engine.serving.check_integrity()
+    stats = engine.serving.stats()
+    assert stats.running == 0
+    assert stats.free_blocks + stats.evictable_blocks == num_blocks
 
 
 class Chat:
@@ -218,6 +228,18 @@ def test_sessions_that_take_turns_do_not_mix(name):
         assert_blocks_as_cold(engine, model, prompt[:-4])
 
 
+def test_prompts_of_one_call_share_what_they_have_in_common():
+    engine = new_engine("llama", chunk_tokens=16)
+    common = some_tokens(40, seed=1)
+    answers = engine.generate([common + some_tokens(5, seed=seed) for seed in range(2, 6)], 3)
+    assert [answer.cached_tokens for answer in answers] == [0, 40, 40, 40]
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="model must be a model of transformers, not str"):
+        TransformersEngine("gpt2", 3)
+
+
 def test_tokens_are_chosen_in_turn():
     recorder = Recorder()
     engine = new_engine("llama", choose=recorder)
@@ -327,10 +349,7 @@ def test_an_error_in_the_middle_gives_everything_back(name, position):
     prompts = [some_tokens(20, seed=number) for number in range(3)]
     with pytest.raises(KeyboardInterrupt):
         engine.generate(prompts, 12, sessions=[1, 2, 3])
-    engine.serving.check_integrity()
-    stats = engine.serving.stats()
-    assert stats.running == 0
-    assert stats.free_blocks + stats.evictable_blocks == 12
+    assert_all_given_back(engine, 12)
     engine._choose = greedy
     for prompt, generation in zip(prompts, engine.generate(prompts, 12, sessions=[1, 2, 3]), strict=True):
         assert_as_cold(model, prompt, generation.tokens)
@@ -460,25 +479,135 @@ def test_an_answer_that_does_not_come_back_leaves_the_state_at_the_end_of_the_pr
     assert_as_cold(model, edited, generation.tokens)
 
 
-def test_adapters_share_nothing_with_each_other():
-    model = transformers.AutoModelForCausalLM.from_config(tiny_model("bamba").config)
-    model.load_state_dict(tiny_model("bamba").state_dict())
-    plain = model.get_input_embeddings().weight.detach().clone()
+class Adapters:
+    """A copy of a model, and a switch that turns its embeddings further for each adapter."""
 
-    def activate(adapter):
+    def __init__(self, name):
+        self.model = copy.deepcopy(tiny_model(name))
+        self.strength = 0.5
+        self.activated = []
+        self._plain = self.model.get_input_embeddings().weight.detach().clone()
+
+    def activate(self, adapter):
+        self.activated.append(adapter)
         with torch.no_grad():
-            model.get_input_embeddings().weight.copy_(plain * (1 + adapter / 2))
+            turned = self._plain + self._plain.roll(1, 0) * (adapter * self.strength)
+            self.model.get_input_embeddings().weight.copy_(turned)
 
-    engine = TransformersEngine(model, 128, 16, block_size=BLOCK_SIZE, activate_adapter=activate)
+    def new_engine(self, **options):
+        options = {"block_size": BLOCK_SIZE, "activate_adapter": self.activate, **options}
+        return TransformersEngine(self.model, 128, 16, **options)
+
+    def assert_as_cold(self, prompt, adapter, new_tokens):
+        self.activate(adapter)
+        assert_as_cold(self.model, prompt, new_tokens)
+
+
+def test_adapters_share_nothing_with_each_other():
+    switch = Adapters("bamba")
+    engine = switch.new_engine()
     prompt = some_tokens(30, seed=1)
     adapters = [0, 2, 0, 2, 1, 1]
     generations = [engine.generate([prompt], 6, adapters=[adapter])[0] for adapter in adapters]
     assert [generation.compute_from for generation in generations] == [0, 0, 24, 24, 0, 24]
     generations += engine.generate([prompt] * 3, 6, adapters=[2, 0, 1])
     for adapter, generation in zip([*adapters, 2, 0, 1], generations, strict=True):
-        activate(adapter)
-        assert_as_cold(model, prompt, generation.tokens)
+        switch.assert_as_cold(prompt, adapter, generation.tokens)
     engine.serving.check_integrity()
+
+
+def test_an_adapter_is_activated_for_each_call_and_when_another_was():
+    switch = Adapters("llama")
+    engine = switch.new_engine()
+    assert switch.activated == [0]
+    prompt = some_tokens(20, seed=1)
+    for adapters in ([0], [0], [2], [2, 2, 1]):
+        engine.generate([prompt] * len(adapters), 1, adapters=adapters)
+    assert switch.activated == [0, 0, 0, 2, 2, 1]
+
+
+@pytest.mark.parametrize("failing", [1, 0])
+def test_after_an_activation_that_failed_the_next_call_activates_its_own(failing):
+    switch = Adapters("llama")
+    fails = False
+
+    def activate(adapter):
+        # It fails when it has switched already, which the engine cannot know.
+        switch.activate(adapter)
+        if fails and adapter == failing:
+            raise RuntimeError("half read")
+
+    engine = switch.new_engine(activate_adapter=activate)
+    prompt = some_tokens(40, seed=1)
+    fails = True
+    with pytest.raises(RuntimeError, match="half read"):
+        # The other one is running when the next is let in.
+        engine.generate([prompt, prompt], 4, adapters=[1 - failing, failing])
+    assert_all_given_back(engine, 128)
+    fails = False
+    for adapter in (1 - failing, failing):
+        (generation,) = engine.generate([prompt], 8, adapters=[adapter])
+        switch.assert_as_cold(prompt, adapter, generation.tokens)
+
+
+def test_after_an_activation_that_failed_even_a_run_under_the_one_before_activates_it():
+    switch = Adapters("llama")
+    fails = False
+
+    def activate(adapter):
+        switch.activate(adapter)
+        if fails and adapter:
+            raise RuntimeError("half read")
+
+    runner = switch.new_engine(activate_adapter=activate).runner
+    tokens = np.array(some_tokens(5, seed=1), np.uint32)
+    with torch.inference_mode():
+        wanted = runner.run(runner.new_cache(), tokens, 0)
+        fails = True
+        with pytest.raises(RuntimeError, match="half read"):
+            runner.run(runner.new_cache(), tokens, 0, 1)
+        assert torch.equal(runner.run(runner.new_cache(), tokens, 0), wanted)
+
+
+def test_an_activation_that_fails_at_first_is_not_taken_for_a_fault_of_the_model():
+    def activate(adapter):
+        raise ValueError("no adapters here")
+
+    with pytest.raises(ValueError, match=r"^no adapters here"):
+        new_engine("llama", activate_adapter=activate)
+
+
+def test_engines_that_share_a_model_in_turn_find_it_under_the_right_adapter():
+    switch = Adapters("llama")
+    first = switch.new_engine()
+    prompt = some_tokens(40, seed=1)
+    first.generate([prompt], 1, adapters=[1])
+    second = switch.new_engine()
+    assert second.runner.fingerprint() == first.runner.fingerprint()
+    for engine, adapter in ((first, 1), (second, 0), (first, 0), (second, 2), (first, 1), (second, 2)):
+        (generation,) = engine.generate([prompt], 6, adapters=[adapter])
+        switch.assert_as_cold(prompt, adapter, generation.tokens)
+
+
+@pytest.mark.parametrize("name", ["llama", "bamba"])
+def test_an_adapter_that_was_trained_on_is_computed_anew_after_a_drop(name, tmp_path):
+    switch = Adapters(name)
+    tier = DirectoryTier(tmp_path / "tier", max_bytes=2**24)
+    engine = switch.new_engine(tier=tier)
+    prompt = some_tokens(40, seed=1)
+    engine.generate([prompt] * 2, 6, adapters=[1, 2])
+    # In the same engine, with the adapter active; and in the one that takes over.
+    for is_restart in (False, True):
+        switch.strength /= -2
+        if is_restart:
+            engine.save(tmp_path / "saved")
+            options = {"block_size": None, "saved": tmp_path / "saved", "tier": tier}
+            engine = switch.new_engine(**options)
+        engine.serving.drop_adapter(2)
+        (generation,) = engine.generate([prompt], 6, adapters=[2])
+        assert generation.cached_tokens == 0
+        switch.assert_as_cold(prompt, 2, generation.tokens)
+    tier.close()
 
 
 def test_states_of_half_precision_come_back_from_the_tier_bit_for_bit():
@@ -514,12 +643,66 @@ def test_a_tier_that_fails_costs_time_and_nothing_else():
     assert stats.fault_ins == 0
 
 
-def test_a_stop_token_ends_the_answer():
+@pytest.mark.parametrize("kind", [set, np.array, torch.tensor])
+def test_a_stop_token_ends_the_answer(kind):
     engine = new_engine("llama")
     prompt = some_tokens(20, seed=1)
     answer = engine.generate([prompt], 8)[0].tokens
-    stopped = engine.generate([prompt], 8, stop_tokens={answer[3]})[0].tokens
+    stopped = engine.generate([prompt], 8, stop_tokens=kind([answer[3]]))[0].tokens
     assert stopped == answer[: answer.index(answer[3]) + 1]
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda logits: logits.argmax(),
+        lambda logits: logits.argmax(0, keepdim=True),
+        lambda logits: np.int64(logits.argmax()),
+        lambda logits: np.uint32(logits.argmax()),
+    ],
+)
+def test_a_chosen_token_may_be_any_integer_and_comes_out_as_a_plain_one(choose):
+    prompt = some_tokens(20, seed=1)
+    answer = new_engine("llama").generate([prompt], 8)[0].tokens
+    engine = new_engine("llama", choose=choose)
+    stopped = engine.generate([prompt], 8, stop_tokens=[answer[3]])[0].tokens
+    assert stopped == answer[: answer.index(answer[3]) + 1]
+    assert {type(token) for token in stopped} == {int}
+
+
+@pytest.mark.parametrize("name", ["llama", "bamba"])
+@pytest.mark.parametrize("max_new_tokens", [1, 5])
+@pytest.mark.parametrize("position", [0, 3])
+@pytest.mark.parametrize(
+    ("chosen", "error", "message"),
+    [
+        (-1, ValueError, "the token that choose gave is -1, outside 0..199"),
+        (VOCAB_SIZE, ValueError, "the token that choose gave is 200, outside 0..199"),
+        (torch.tensor(VOCAB_SIZE), ValueError, "the token that choose gave is 200, outside 0..199"),
+        (2**31, ValueError, "outside 0..199"),
+        (1.0, TypeError, "the token that choose gave must be an integer, not 1.0"),
+        (torch.tensor(1.0), TypeError, "the token that choose gave must be an integer"),
+        (torch.tensor([1, 2]), TypeError, "the token that choose gave must be an integer"),
+        (None, TypeError, "the token that choose gave must be an integer, not None"),
+        (True, TypeError, "the token that choose gave must be an integer, not True"),
+    ],
+)
+def test_what_is_no_token_is_refused_and_everything_given_back(name, max_new_tokens, position, chosen, error, message):
+    count = 0
+
+    def choose(logits):
+        nonlocal count
+        count += 1
+        return chosen if count > position else greedy(logits)
+
+    engine = new_engine(name, num_blocks=24, choose=choose)
+    prompts = [some_tokens(20, seed=number) for number in range(4)]
+    with pytest.raises(error, match=message):
+        engine.generate(prompts, max_new_tokens, sessions=[1, 2, 3, 4])
+    assert_all_given_back(engine, 24)
+    engine._choose = greedy
+    for prompt, generation in zip(prompts, engine.generate(prompts, 5, sessions=[1, 2, 3, 4]), strict=True):
+        assert_as_cold(tiny_model(name), prompt, generation.tokens)
 
 
 # A restart
@@ -588,11 +771,162 @@ def test_what_another_model_has_saved_is_refused(tmp_path):
         TransformersEngine(tiny_model("llama", seed=1), 128, saved=tmp_path)
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"x" * 100, lambda data: b""])
-def test_damaged_blocks_are_refused(tmp_path, damage):
-    new_engine("llama").save(tmp_path)
-    (blocks,) = tmp_path.glob("saved-*/blocks")
-    blocks.write_bytes(damage(blocks.read_bytes()))
+def save_of(seed, folder):
+    engine = new_engine("llama")
+    engine.generate([some_tokens(40, seed)], 5)
+    engine.save(folder)
+    return engine
+
+
+def saved_file(folder, name):
+    (path,) = folder.glob(f"saved-*/{name}")
+    return path
+
+
+def seal(folder):
+    """Make a pointer for what is there, as if it had been written by a save."""
+    paths = [saved_file(folder, name) for name in ("index", "blocks")]
+    lines = [f"{hashlib.blake2b(path.read_bytes()).hexdigest()}  {path.relative_to(folder)}\n" for path in paths]
+    (folder / "current").write_text("".join(lines))
+
+
+def flipped(data, position):
+    return data[:position] + bytes([data[position] ^ 0x40]) + data[position + 1 :]
+
+
+@pytest.mark.parametrize("name", ["index", "blocks"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: flipped(data, 0),
+        # In the keys and values, where nothing but a checksum notices it.
+        lambda data: flipped(data, len(data) // 2),
+        lambda data: flipped(data, len(data) - 1),
+        lambda data: data[:100],
+        lambda data: data + b"x",
+        lambda data: b"",
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, name, damage):
+    save_of(1, tmp_path)
+    path = saved_file(tmp_path, name)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(CacheFileError, match=f"saved-[^/]*/{name} is damaged, or of another save"):
+        new_engine("llama", saved=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["index", "blocks"])
+def test_a_file_of_another_save_is_refused(tmp_path, name):
+    for number in (1, 2):
+        save_of(number, tmp_path / str(number))
+    saved_file(tmp_path / "1", name).write_bytes(saved_file(tmp_path / "2", name).read_bytes())
+    with pytest.raises(CacheFileError, match=f"{name} is damaged, or of another save"):
+        new_engine("llama", saved=tmp_path / "1")
+
+
+def test_a_pointer_of_another_save_is_refused(tmp_path):
+    for number in (1, 2):
+        save_of(number, tmp_path / str(number))
+    (tmp_path / "1" / "current").write_bytes((tmp_path / "2" / "current").read_bytes())
+    with pytest.raises(CacheFileError, match=r"index is missing, which .*current names"):
+        new_engine("llama", saved=tmp_path / "1")
+
+
+@pytest.mark.parametrize("name", ["index", "blocks"])
+def test_a_missing_file_is_refused(tmp_path, name):
+    save_of(1, tmp_path)
+    saved_file(tmp_path, name).unlink()
+    with pytest.raises(CacheFileError, match=f"{name} is missing, which .*current names"):
+        new_engine("llama", saved=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: b"",
+        lambda data: b"\xff\xfe",
+        lambda data: b"\0",
+        lambda data: data[:-1],
+        lambda data: data.replace(b"saved-", b"../saved-"),
+        lambda data: data.replace(b"saved-", b"/saved-"),
+        lambda data: data.replace(b"  saved-", b"  saved-/../../"),
+        lambda data: data + data,
+    ],
+)
+def test_a_damaged_pointer_is_refused(tmp_path, damage):
+    save_of(1, tmp_path)
+    pointer = tmp_path / "current"
+    pointer.write_bytes(damage(pointer.read_bytes()))
+    with pytest.raises(CacheFileError, match="current is damaged, or was not written by a save"):
+        new_engine("llama", saved=tmp_path)
+
+
+def test_no_flipped_bit_of_a_pointer_is_overlooked(tmp_path):
+    save_of(1, tmp_path)
+    pointer = tmp_path / "current"
+    data = pointer.read_bytes()
+    for position in range(len(data)):
+        pointer.write_bytes(flipped(data, position))
+        with pytest.raises(CacheFileError):
+            new_engine("llama", saved=tmp_path)
+
+
+def test_what_is_refused_has_touched_nothing_in_the_tier(tmp_path):
+    tier = DirectoryTier(tmp_path / "tier", max_bytes=2**24)
+    engine = new_engine("bamba", tier=tier)
+    prompt = some_tokens(40, seed=1)
+    engine.generate([prompt], 5)
+    engine.save(tmp_path)
+    path = saved_file(tmp_path, "blocks")
+    data = path.read_bytes()
+    path.write_bytes(flipped(data, len(data) // 2))
+    with pytest.raises(CacheFileError, match="blocks is damaged"):
+        new_engine("bamba", saved=tmp_path, tier=tier)
+    path.write_bytes(data)
+    (generation,) = new_engine("bamba", saved=tmp_path, tier=tier).generate([prompt], 5)
+    assert generation.compute_from == generation.cached_tokens > 0
+    tier.close()
+
+
+def test_a_folder_without_a_save_has_no_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        new_engine("llama", saved=tmp_path)
+
+
+def test_a_save_is_what_b2sum_checks(tmp_path):
+    save_of(1, tmp_path)
+    pointer = (tmp_path / "current").read_text()
+    seal(tmp_path)
+    assert (tmp_path / "current").read_text() == pointer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda saved: saved.update(ids=saved["ids"] + 1), "has other blocks than .*index refers to"),
+        (lambda saved: saved.update(ids=saved["ids"][:-1]), "has other blocks than .*index refers to"),
+        (lambda saved: saved.update(block_size=4), "has other blocks than .*index refers to"),
+        (lambda saved: saved["tensors"].pop(), "has blocks of another form"),
+        (lambda saved: saved.update(tensors=[rows[:1] for rows in saved["tensors"]]), "has blocks of another form"),
+        (lambda saved: saved.update(tensors=[rows.half() for rows in saved["tensors"]]), "has blocks of another form"),
+        (lambda saved: saved.pop("ids"), "cannot be read as saved blocks"),
+    ],
+)
+def test_blocks_that_do_not_go_with_the_index_are_refused(tmp_path, change, message):
+    save_of(1, tmp_path)
+    path = saved_file(tmp_path, "blocks")
+    saved = torch.load(path, weights_only=True)
+    change(saved)
+    torch.save(saved, path)
+    seal(tmp_path)
+    with pytest.raises(CacheFileError, match=message):
+        new_engine("llama", saved=tmp_path)
+
+
+def test_blocks_of_another_library_are_refused(tmp_path):
+    save_of(1, tmp_path)
+    saved_file(tmp_path, "blocks").write_bytes(b"x" * 100)
+    seal(tmp_path)
     with pytest.raises(CacheFileError, match="cannot be read as saved blocks"):
         new_engine("llama", saved=tmp_path)
 
@@ -677,6 +1011,59 @@ def test_models_of_other_weights_have_other_fingerprints():
     assert first == again != other
 
 
+def change_one_value(tensor):
+    with torch.no_grad():
+        tensor.view(-1)[-2] += 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: change_one_value(model.model.embed_tokens.weight),
+        lambda model: change_one_value(model.model.layers[1].mlp.down_proj.weight),
+        lambda model: change_one_value(model.model.norm.weight),
+        lambda model: change_one_value(model.model.rotary_emb.inv_freq),
+        lambda model: setattr(model.config, "rms_norm_eps", 1e-3),
+        lambda model: setattr(model, "__class__", type("Other", (type(model),), {})),
+    ],
+)
+def test_a_model_with_one_thing_changed_has_another_fingerprint(dtype, change):
+    model = copy.deepcopy(tiny_model("llama")).to(dtype)
+    runner = TransformersEngine(model, 1).runner
+    before = runner.fingerprint()
+    assert runner.fingerprint() == before
+    change(model)
+    assert runner.fingerprint() != before
+
+
+def test_a_fingerprint_is_of_values_and_not_of_where_they_lie():
+    model = copy.deepcopy(tiny_model("llama"))
+    runner = TransformersEngine(model, 1).runner
+    before = runner.fingerprint()
+    for parameter in (model.model.norm.weight, model.model.layers[0].mlp.down_proj.weight):
+        spread = torch.zeros(*parameter.shape, 2)
+        spread[..., 0] = parameter.detach()
+        parameter.data = spread[..., 0]
+        assert not parameter.is_contiguous()
+    assert runner.fingerprint() == before
+
+
+def test_a_fingerprint_of_weights_in_parts_heeds_all_of_them(monkeypatch):
+    runner = TransformersEngine(copy.deepcopy(tiny_model("llama")), 1).runner
+    whole = runner.fingerprint()
+    monkeypatch.setattr("metrale_numba.engines.transformers.model_runner._HASHED_AT_ONCE", 7)
+    assert runner.fingerprint() == whole
+
+
+def test_a_model_with_a_retrained_token_does_not_take_what_was_saved_before(tmp_path):
+    model = copy.deepcopy(tiny_model("llama"))
+    TransformersEngine(model, 16).save(tmp_path)
+    change_one_value(model.model.embed_tokens.weight[57])
+    with pytest.raises(ValueError, match="was saved for"):
+        TransformersEngine(model, 16, saved=tmp_path)
+
+
 def test_a_sliding_window_is_snapshot_with_its_length():
     engine = new_engine("mistral")
     engine.generate([some_tokens(5 * BLOCK_SIZE, seed=1)], 1)
@@ -690,10 +1077,12 @@ def test_a_sliding_window_is_snapshot_with_its_length():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"prompts": [[]]}, r"prompts\[0\] must be at least one token"),
-        ({"prompts": [[1], [VOCAB_SIZE]]}, r"prompts\[1\] must be at least one token of the 200"),
+        ({"prompts": [[]]}, r"prompts\[0\] is empty, and must be at least one token"),
+        ({"prompts": [[1], [3, VOCAB_SIZE]]}, r"prompts\[1\]\[1\] is 200, outside 0\.\.199"),
+        ({"max_new_tokens": 10**6}, r"prompts\[0\] has 3 tokens, and with 1000000 new ones needs more than"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
         ({"sessions": [1, 2]}, "sessions has 2 entries for 1 prompts"),
+        ({"stop_tokens": [-1]}, r"stop_tokens\[0\] is -1, outside"),
         ({"adapters": [1]}, r"adapters\[0\] is 1, but the engine has no activate_adapter"),
     ],
 )
@@ -719,6 +1108,28 @@ def test_what_generate_refuses(arguments, message):
 def test_what_the_engine_refuses(options, message):
     with pytest.raises(ValueError, match=message):
         new_engine("llama", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"choose": None}, "choose must be callable, not None"),
+        ({"activate_adapter": 3}, "activate_adapter must be callable, not 3"),
+        ({"cache": 3}, "cache must be a RadixTree or a NoPrefixCaching, not int"),
+        ({"saved": 3}, "path must be a str or a path, not 3"),
+    ],
+)
+def test_what_the_engine_refuses_for_its_type(options, message):
+    with pytest.raises(TypeError, match=message):
+        new_engine("llama", **options)
+
+
+@pytest.mark.parametrize("stop_tokens", [None, 3, ["a"], "a"])
+def test_stop_tokens_that_are_none_are_refused(stop_tokens):
+    engine = new_engine("llama")
+    with pytest.raises(TypeError):
+        engine.generate([[1, 2, 3]], 2, stop_tokens=stop_tokens)
+    assert engine.serving.stats().requests == 0
 
 
 # Negative controls

@@ -46,7 +46,8 @@ def test_every_figure_is_shown_under_its_name_and_the_label_of_its_cache() -> No
     serve(serving, TOKENS)
     serve(serving, TOKENS)
     serve(serving, [1, 2, 3, 4, 5, 6, 7, 8, 9])
-    with serving.begin(TOKENS):
+    with serving.begin(TOKENS) as sequence:
+        sequence.allocate(0)
         shown = samples(Collector(main=serving))
     assert {name.removesuffix('{cache="main"}'): value for name, value in shown.items()} == {
         "metrale:requests_total": 4,
@@ -56,12 +57,14 @@ def test_every_figure_is_shown_under_its_name_and_the_label_of_its_cache() -> No
         "metrale:snapshot_hits_total": 2,
         "metrale:evicted_blocks_total": 0,
         "metrale:snapshot_spills_total": 2,
+        "metrale:snapshot_clean_spills_total": 0,
         "metrale:snapshot_fault_ins_total": 1,
         "metrale:snapshot_lost_writes_total": 0,
         "metrale:tier_misses_total": 0,
         "metrale:tier_errors_total": 0,
         'metrale:ended_sequences_total{cache="main",how="finished"}': 3,
         'metrale:ended_sequences_total{cache="main",how="aborted"}': 0,
+        'metrale:ended_sequences_total{cache="main",how="refused"}': 0,
         'metrale:ended_sequences_total{cache="main",how="forgotten"}': 0,
         "metrale:running_sequences": 1,
         "metrale:blocks": 16,
@@ -119,6 +122,11 @@ def test_a_tier_that_does_not_answer_costs_its_own_figure_alone(caplog: pytest.L
 def test_what_is_no_serving_cache_is_refused() -> None:
     with pytest.raises(TypeError, match="main must be a ServingCache, not int"):
         Collector(main=3)  # type: ignore[arg-type]
+
+
+def test_a_collector_of_nothing_is_refused() -> None:
+    with pytest.raises(TypeError, match="at least one serving cache"):
+        Collector()
 
 
 def test_without_the_client_the_error_says_what_to_install() -> None:

@@ -555,7 +555,7 @@ def test_a_client_that_would_decode_or_wait_for_ever_is_refused(options: dict[st
         ({"prefix": b"p"}, TypeError, "prefix"),
         ({"max_bytes": -1}, ValueError, "max_bytes"),
         ({"timeout": 0}, ValueError, "timeout"),
-        ({"timeout": None}, ValueError, "timeout"),
+        ({"timeout": None}, TypeError, "timeout"),
         ({"timeout": "1"}, TypeError, "timeout"),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import gc
-import itertools
 import pickle
 from typing import Any
 
@@ -182,8 +182,15 @@ def test_out_of_blocks_changes_nothing_and_says_what_there_is() -> None:
     running = served(serving, [5, 6, 7, 8])
     sequence = serving.begin(TOKENS + TOKENS)
     before = state_of(serving)
-    with pytest.raises(OutOfBlocks, match="10 blocks wanted, 4 of 6 free and 1 evictable"):
+    message = (
+        "10 blocks wanted, 4 of 6 free and 1 evictable; with the 0 that it has, the sequence needs more than there"
+    )
+    with pytest.raises(OutOfBlocks, match=message) as caught:
         sequence.allocate()
+    assert (caught.value.wanted, caught.value.free, caught.value.total) == (10, 5, 6)
+    assert pickle.loads(pickle.dumps(caught.value)).total == 6
+    with pytest.raises(OutOfBlocks, match="6 blocks wanted, 4 of 6 free and 1 evictable; running sequences and pins"):
+        sequence.allocate(6)
     assert state_of(serving) == before
     assert sequence.block_table.tolist() == []
     assert sequence.allocate(5).tolist() == [0, 2, 3, 4, 5]
@@ -303,7 +310,7 @@ def test_no_more_can_be_published_than_the_table_has_room_for() -> None:
     serving, _ = make()
     with serving.begin(TOKENS) as sequence:
         sequence.allocate(2)
-        with pytest.raises(ValueError, match=r"upto is 9, outside 0\.\.8"):
+        with pytest.raises(ValueError, match="upto is 9, but the block table has room for 8 tokens: allocate first"):
             sequence.publish(9)
 
 
@@ -337,6 +344,7 @@ def test_disk_blocks_are_counted_as_blocks_are() -> None:
         (1, [7], RefcountError, r"ids\[0\] is disk block 7, which is free"),
         (1, [9], ValueError, r"ids\[0\] is 9, outside 0..7"),
         (-1, [0], ValueError, "first is -1"),
+        (1, [1, 1], ValueError, r"ids\[1\] is 1, which is listed before"),
         (1, [0.5], TypeError, "ids"),
     ],
 )
@@ -445,6 +453,16 @@ def test_a_tail_is_for_its_session_alone_and_its_sibling_for_all() -> None:
     serving.check_integrity()
 
 
+def test_without_a_session_no_tail_is_saved_since_nobody_would_find_it() -> None:
+    serving, _ = make(num_slots=1)
+    sequence = served(serving)
+    assert saved(sequence, 8)
+    assert not sequence.tail_snapshot(16, lambda slot: None, sibling=(12, lambda slot: None))
+    sequence.finish()
+    with serving.begin(TOKENS) as second:
+        assert second.snapshot_tokens == 8
+
+
 def test_a_new_tail_replaces_the_tail_and_the_sibling_of_its_session() -> None:
     serving, _ = make(num_slots=4)
     sequence = served(serving, session=7)
@@ -456,14 +474,17 @@ def test_a_new_tail_replaces_the_tail_and_the_sibling_of_its_session() -> None:
     serving.check_integrity()
 
 
-def test_a_failed_sibling_leaves_the_tail() -> None:
+def test_a_failed_sibling_leaves_the_earlier_tail_in_its_place() -> None:
     serving, engine = make(num_slots=3)
     sequence = served(serving, session=7)
+    sequence.tail_snapshot(8, engine.writer(1))
     engine.plan.set(["ok", "break"])
     with pytest.raises(Exception, match="told to"):
         sequence.tail_snapshot(16, engine.writer(1), sibling=(12, engine.writer(1)))
     assert serving.stats().snapshots == 1
     assert serving.slots.num_free == 2
+    with serving.begin(TOKENS, session=7) as second:
+        assert second.snapshot_tokens == 8
     sequence.finish()
     serving.check_integrity()
 
@@ -539,8 +560,8 @@ def test_a_clean_copy_is_not_written_again() -> None:
 def test_without_copies_the_tier_has_only_what_is_spilled() -> None:
     serving, _, tier = spilling(keep_copies=False)
     for tokens in (TOKENS, [1, 2, 3, 4, 5]):
-        with serving.begin(tokens):
-            assert len(tier.keys()) == 1
+        serving.begin(tokens).finish()
+        assert len(tier.keys()) == 1
     assert tier.calls["put"] == 3
     serving.check_integrity()
 
@@ -572,7 +593,10 @@ def test_a_tier_that_fails_costs_a_computation_and_not_the_snapshot(caplog: pyte
         with serving.begin(TOKENS) as sequence:
             assert (sequence.compute_from, sequence.snapshot_slot) == (0, None)
         serving.check_integrity()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    # Each kind of failure is logged once in a row.
+    assert [record.getMessage().split(",")[0] for record in caplog.records] == [
+        f"the snapshot tier cannot be {what}" for what in ("read", "written", "deleted from")
+    ]
     assert serving.stats().tier_errors >= 2
     assert serving.slots.num_free == 1
     tier.plan.set([])
@@ -628,6 +652,103 @@ def test_a_state_that_is_overwritten_while_spilled_is_deleted_from_the_tier() ->
     serving.check_integrity()
 
 
+def test_a_full_tier_loses_what_is_garbage_before_anything_that_is_wanted() -> None:
+    tier = FlakyTier(MemoryTier(2 * ModelEngine.slot_bytes))
+    serving, engine = make(num_slots=1, tier=tier)
+    with served(serving, session=7) as sequence:
+        sequence.snapshot(4, engine.writer(4))
+        sequence.tail_snapshot(8, engine.writer(8))
+        sequence.snapshot(12, engine.writer(12))
+        assert len(tier.keys()) == 2
+        # The earlier tail is garbage now, and the snapshot at 12 is spilled for the new one.
+        sequence.tail_snapshot(16, engine.writer(16))
+    with serving.begin(TOKENS, min_compute=16) as second:
+        assert second.snapshot_tokens == 4
+    serving.check_integrity()
+
+
+def test_what_a_tier_has_discarded_goes_from_the_index() -> None:
+    tier = MemoryTier(5 * ModelEngine.slot_bytes)
+    serving, engine = make(num_slots=1, tier=tier)
+    for first in range(100):
+        with served(serving, [first, 1, 2, 3, 4]) as sequence:
+            sequence.snapshot(4, engine.writer(4))
+    assert serving.stats().snapshots <= 16
+    serving.check_integrity()
+
+
+def test_a_copy_that_the_tier_has_discarded_is_written_again() -> None:
+    serving, engine, tier = spilling()
+    with serving.begin(TOKENS) as sequence:
+        assert sequence.snapshot_tokens == 8
+    tier.lose_all()
+    with served(serving, [5, 6, 7, 8, 9]) as other:
+        other.snapshot(4, engine.writer(44))
+    with serving.begin(TOKENS) as sequence:
+        assert sequence.snapshot_tokens == 8
+        engine.check_state(engine.slot_state(0), 8, "the slot")
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_nothing_is_evicted_for_a_slot_while_every_one_is_read(has_tier: bool) -> None:
+    serving, engine = make(num_slots=2, tier=MemoryTier(10_000) if has_tier else None)
+    sequence = served(serving)
+    for depth in (4, 8):
+        sequence.snapshot(depth, engine.writer(depth))
+    readers = [serving.begin(TOKENS), serving.begin(TOKENS, min_compute=16)]
+    assert [reader.snapshot_tokens for reader in readers] == [8, 4]
+    assert not saved(sequence, 12)
+    assert serving.stats().snapshots == 2
+    assert serving.stats().spills == 0
+    for reader in readers:
+        reader.finish()
+    sequence.finish()
+    serving.check_integrity()
+
+
+@pytest.mark.parametrize("has_tier", [False, True])
+def test_a_sibling_is_left_out_rather_than_put_in_the_place_of_its_tail(has_tier: bool) -> None:
+    serving, engine = make(num_slots=1, tier=MemoryTier(10_000) if has_tier else None)
+    with served(serving, session=7) as sequence:
+        assert sequence.tail_snapshot(16, engine.writer(16), sibling=(12, engine.writer(12)))
+    with serving.begin(TOKENS, session=7) as second:
+        assert second.snapshot_tokens == 16
+    serving.check_integrity()
+
+
+def test_one_call_pays_for_a_few_deletions_alone() -> None:
+    tier = FlakyTier(MemoryTier(100_000))
+    serving, engine = make(num_slots=1, tier=tier)
+    for first in range(100):
+        with served(serving, [first, 1, 2, 3, 4], session=first + 1) as sequence:
+            sequence.tail_snapshot(4, engine.writer(4))
+    serving._store.forgotten([], [])
+    with serving._lock:
+        cleared = serving.cache.drop_adapter(0)  # type: ignore[union-attr]
+        serving._drop_blocks(cleared.blocks)
+        serving._store.forgotten(cleared.snapshot_slots, cleared.tier_keys.tolist())
+    before = tier.calls["delete"]
+    sequence = serving.begin(TOKENS)
+    assert tier.calls["delete"] == before
+    sequence.finish()
+    assert before < tier.calls["delete"] <= before + 64
+    serving.check_integrity()
+
+
+def test_a_request_finds_out_about_a_few_lost_snapshots_and_then_computes() -> None:
+    tier = FlakyTier(MemoryTier(100_000))
+    serving, engine = make(num_blocks=40, num_slots=1, tier=tier)
+    tokens = list(range(100, 200))
+    with served(serving, tokens) as sequence:
+        for depth in range(4, 84, 4):
+            sequence.snapshot(depth, engine.writer(depth))
+    tier.lose_all()
+    before = tier.calls["get"]
+    serving.begin(tokens, min_compute=20).finish()
+    assert tier.calls["get"] <= before + 8
+    serving.check_integrity()
+
+
 def test_shallow_snapshots_are_dropped_and_not_spilled() -> None:
     tier = MemoryTier(10_000)
     serving, engine = make(num_slots=1, tier=tier, spill_min_tokens=9)
@@ -640,12 +761,14 @@ def test_shallow_snapshots_are_dropped_and_not_spilled() -> None:
 
 
 def test_what_could_not_be_deleted_is_deleted_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = itertools.count(0, 10)
-    monkeypatch.setattr("metrale_numba.serving.snapshot_store.time.monotonic", lambda: next(seconds))
+    seconds = [0.0]
+    monkeypatch.setattr("metrale_numba.serving.snapshot_store.time.monotonic", lambda: seconds[0])
     serving, _, tier = spilling()
     tier.plan.set(["error"])
     serving.clear()
+    serving.begin([1]).finish()
     assert len(tier.keys()) == 1
+    seconds[0] = 10.0
     serving.begin([1]).finish()
     assert tier.keys() == []
     serving.check_integrity()
@@ -719,13 +842,40 @@ def test_a_forgotten_sequence_is_given_back_with_a_warning() -> None:
     serving.check_integrity()
 
 
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_sequence_cannot_be_copied(copied: Any) -> None:
+    serving, _ = make()
+    with served(serving) as sequence, pytest.raises(TypeError, match="a Sequence cannot be copied"):
+        copied(sequence)
+    serving.check_integrity()
+
+
+def test_a_retry_of_another_serving_cache_is_refused() -> None:
+    (serving, _), (other, _) = make(), make()
+    with other.begin(TOKENS) as sequence, pytest.raises(ValueError, match="retry is a sequence of another"):
+        serving.begin(TOKENS, retry=sequence)
+
+
+def test_a_cache_is_served_once() -> None:
+    tree = RadixTree(block_size=4)
+    ServingCache(tree, 4)
+    with pytest.raises(ValueError, match="cache has a serving cache already"):
+        ServingCache(tree, 4)
+
+
 def test_a_retried_request_is_counted_once() -> None:
     serving, _ = make()
     served(serving).finish()
-    serving.begin(TOKENS).abort()
+    refused = serving.begin(TOKENS)
+    refused.abort()
+    preempted = serving.begin(TOKENS, retry=refused)
+    preempted.allocate()
+    preempted.abort()
+    serving.begin(TOKENS, retry=preempted).finish()
     serving.begin(TOKENS, retry=True).finish()
     stats = serving.stats()
     assert (stats.requests, stats.queried_tokens, stats.hit_tokens) == (2, 40, 16)
+    assert (stats.finished, stats.aborted, stats.refused) == (3, 1, 1)
     assert serving.cache.stats_detail().cache_hits == 1  # type: ignore[union-attr]
 
 
@@ -832,6 +982,11 @@ def test_a_refused_begin_changes_nothing(keywords: dict[str, Any], message: str)
     assert serving.stats() == stats
 
 
+class Lacking:
+    persistent = False
+    put = get = delete = contains = keys = close = print
+
+
 def filled() -> RadixTree:
     cache = RadixTree()
     cache.insert(range(16), [0])
@@ -850,6 +1005,7 @@ def filled() -> RadixTree:
         ({"disk_blocks": "4"}, "disk_blocks must be an integer"),
         ({"mover": object()}, "mover must have a method read_slot, which object lacks"),
         ({"tier": object()}, "tier must have a method put, which object lacks"),
+        ({"tier": Lacking()}, "tier must have bytes_used, which Lacking lacks"),
         ({"tier": MemoryTier(1)}, "mover must be given with a tier"),
         ({"cache": RadixTree(partial_tail_sharing=True)}, "mover must be given with partial-tail sharing"),
         ({"model": b"x"}, "model must be a str"),
@@ -902,6 +1058,75 @@ def test_a_lost_hold_in_the_cache_is_named() -> None:
     with pytest.raises(IntegrityError, match="a sequence holds 20 tokens, but the cache has 16 of them"):
         serving.check_integrity()
     sequence._holdings.is_ended = True
+
+
+def test_a_hold_that_no_sequence_has_is_named() -> None:
+    serving, _ = make()
+    served(serving).finish()
+    assert isinstance(serving.cache, RadixTree)
+    serving.cache.pin("system", TOKENS[:8])
+    serving.check_integrity()
+    serving.cache.lookup(TOKENS)
+    message = "nodes of the cache are held 7 times, by sequences 0 times and by pins 2 times"
+    with pytest.raises(IntegrityError, match=message):
+        serving.check_integrity()
+
+
+# ------------------------------------------------------------------------------------------------------ interruptions
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, pool: Any, method: str) -> None:
+    """Let the next call of a pool's method end before it has done anything."""
+
+    def once(ids: Any) -> None:
+        monkeypatch.undo()
+        raise Interrupted
+
+    monkeypatch.setattr(pool, method, once)
+
+
+def test_blocks_of_an_interrupted_publish_are_not_given_to_anybody_else(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    serving, _ = make(num_blocks=5)
+    sequence = serving.begin(TOKENS)
+    sequence.allocate()
+    interrupt(monkeypatch, serving.blocks, "inc_ref")
+    with pytest.raises(Interrupted):
+        sequence.publish(20)
+    sequence.abort()
+    assert "an exception cut a call short" in caplog.text
+    assert serving.blocks.ref_counts().tolist() == [1] * 5
+    with serving.begin(TOKENS) as second:
+        assert second.block_table.tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("method", ["inc_ref", "dec_ref", "allocate"])
+@pytest.mark.parametrize("pool", ["blocks", "slots"])
+def test_after_an_interruption_anywhere_no_block_or_slot_is_lost(
+    method: str, pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serving, engine = make(num_slots=2, tier=MemoryTier(10_000))
+    for first in range(6):
+        # Once in each of what a request does, one after the other.
+        interrupt(monkeypatch, getattr(serving, pool), method)
+        try:
+            with serving.begin([first, *TOKENS], session=1) as sequence:
+                sequence.allocate()
+                sequence.publish(20)
+                sequence.snapshot(8, engine.writer(1))
+                sequence.tail_snapshot(16, engine.writer(1))
+        except Interrupted:
+            pass
+        monkeypatch.undo()
+    serving.begin([1]).finish()
+    serving.clear()
+    assert (serving.blocks.num_used, serving.slots.num_used) == (0, 0)
+    serving.check_integrity()
 
 
 def test_it_prints_what_is_in_use() -> None:

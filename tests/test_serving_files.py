@@ -154,7 +154,7 @@ def test_a_tier_that_does_not_answer_may_still_have_it(tmp_path: Path) -> None:
     serving, engine = make(tier)
     served(serving, engine, TOKENS, 4, 8).finish()
     serving.save(tmp_path / "index")
-    tier.plan.set(["error", "error", "error"])
+    tier.plan.set(["error", "error"])
     again, memory = loaded(tmp_path / "index", tier)
     assert again.stats().snapshots == 2
     with again.begin(TOKENS) as sequence:
@@ -168,8 +168,8 @@ def test_what_was_written_after_the_save_is_deleted_and_what_others_wrote_is_not
     serving, engine = make(tier)
     served(serving, engine, TOKENS, 8).finish()
     serving.save(tmp_path / "index")
-    others = [StoreKey(model, "", rank, 0, 1, 1) for model, rank in (("m", 1), ("mm", 0), ("m#x", 0), ("", 0))]
-    ours = [StoreKey(model, "", 0, 0, 1, 1) for model in ("m", "m#1", "m#12")]
+    others = [StoreKey(model, "", rank, 0, 1, 1) for model, rank in (("0#m", 1), ("0#mm", 0), ("x#m", 0), ("m", 0))]
+    ours = [StoreKey(model, "", 0, 0, 1, 1) for model in ("0#m", "1#m", "12#m")]
     for key in (*others, *ours):
         tier.put(key, b"something")
     again, _ = loaded(tmp_path / "index", tier)
@@ -201,7 +201,7 @@ def test_bytes_of_later_weights_are_never_taken_for_saved_ones(tmp_path: Path) -
         ({"model": "n"}, ValueError, r"was saved for Identity\(model='m'"),
         ({"rank": 1}, ValueError, "rank=0"),
         ({"blocks": 4}, ValueError, "blocks are 4, but the saved cache has block 4"),
-        ({"disk_blocks": None}, ValueError, "disk_blocks are 0, but the saved cache has block 0"),
+        ({"disk_blocks": None}, ValueError, "disk_blocks are none, but the saved cache has block 0"),
         ({"blocks": -1}, ValueError, "blocks is -1"),
         ({"reserve": -1}, ValueError, "reserve is -1"),
     ],
@@ -227,6 +227,41 @@ def test_a_pool_in_use_is_refused(tmp_path: Path) -> None:
     pool.allocate(1)
     with pytest.raises(ValueError, match="blocks must be unused: <BlockPool: 1 of 16 blocks in use>"):
         loaded(tmp_path / "index", None, blocks=pool)
+
+
+def test_a_refused_load_leaves_the_pools_unused(tmp_path: Path) -> None:
+    serving, engine = make(None)
+    served(serving, engine, TOKENS).finish()
+    serving.save(tmp_path / "index")
+    pool, used = BlockPool(16), BlockPool(8)
+    used.allocate(1)
+    with pytest.raises(ValueError, match="disk_blocks must be unused"):
+        loaded(tmp_path / "index", None, blocks=pool, disk_blocks=used)
+    loaded(tmp_path / "index", None, blocks=pool)
+
+
+@pytest.mark.parametrize(("model", "other"), [("m", "m#1"), ("m", "0#m"), ("", "#")])
+def test_no_two_names_of_a_model_meet_in_a_tier(tmp_path: Path, model: str, other: str) -> None:
+    tier = DirectoryTier(tmp_path / "tier", 10_000)
+    found = []
+    for name, number in ((model, 1), (other, 2)):
+        engine = ModelEngine(16, 4, 1, 0)
+        cache = RadixTree(block_size=4, check_secret=b"the same each time")
+        serving = ServingCache(cache, 16, engine, slots=1, tier=tier, model=name)
+        engine.serving = serving
+        for _ in range(number):
+            # The second one is in its second epoch.
+            serving.clear()
+        served(serving, engine, TOKENS).finish()
+        with serving.begin(TOKENS) as sequence:
+            sequence.snapshot(8, engine.writer(number))
+            sequence.snapshot(4, engine.writer(9))
+        found.append((serving, engine, number))
+    for serving, engine, number in found:
+        with serving.begin(TOKENS) as sequence:
+            assert sequence.snapshot_tokens == 8
+            assert sequence.snapshot_slot is not None
+            engine.check_state(engine.slot_state(sequence.snapshot_slot), number, "the slot")
 
 
 def test_an_index_alone_is_no_serving_cache_but_a_serving_cache_is_an_index(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -406,6 +407,76 @@ def test_a_closed_tier_does_nothing_more(make: Make) -> None:
     for call in calls:
         with pytest.raises(TierError, match="closed"):
             call()
+
+
+# --- signals ------------------------------------------------------------------------------------------------------
+
+
+class InterruptedAtStep(BaseException):
+    """What a signal handler raises."""
+
+
+class Interrupting:
+    """A profiler that raises once, where a signal handler would: at the start of a function, or after one of C."""
+
+    def __init__(self, fatal: int) -> None:
+        self.steps_left = fatal
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event not in ("call", "c_return"):
+            return
+        self.steps_left -= 1
+        # What is raised while an object is dropped goes nowhere, so that has to wait.
+        if self.steps_left < 0 and not is_dropping(frame):
+            raise InterruptedAtStep
+
+
+def is_dropping(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+# A file that is on its way from one function to the next is closed by being dropped.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
+def test_an_exception_of_a_signal_handler_at_any_step_leaves_the_tier_right(make: Make) -> None:
+    tier = make(40)
+    # The others take thousands of steps.
+    steps_apart = 1 if isinstance(tier, MemoryTier) else 5
+    keys = [numbered(number) for number in range(4)]
+
+    files = open_files()
+    for fatal in itertools.count(0, steps_apart):
+        for key in keys:
+            tier.put(key, bytes([key.key]) * (8 + key.key))
+        interrupting = Interrupting(fatal)
+        try:
+            sys.setprofile(interrupting)
+            try:
+                tier.put(keys[1], b"replaced ")
+                tier.put(OTHER, b"evicts two of them..")
+                read(tier, keys[3], 11)
+                tier.delete(OTHER)
+                _ = tier.bytes_used
+            finally:
+                sys.setprofile(None)
+        except InterruptedAtStep:
+            # With the exception at hand, which keeps alive whatever was at work.
+            if not isinstance(tier, RedisTier):
+                assert open_files() == files
+            tier.delete(OTHER)
+            left = tier.keys()
+            assert all(read(tier, key, 8 + key.key) for key in left)
+            assert tier.bytes_used == sum(8 + key.key for key in left) <= 40
+        if interrupting.steps_left >= 0:
+            break
+    assert fatal > 20
 
 
 # --- threads and forks --------------------------------------------------------------------------------------------

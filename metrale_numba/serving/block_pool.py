@@ -21,19 +21,54 @@ from metrale_numba.kernels.layout import ID_POOL_FIELDS, ID_POOL_HIGH_WATER, ID_
 __all__ = ["BlockPool", "OutOfBlocks", "OutOfSlots", "SnapshotPool"]
 
 
-class OutOfBlocks(MetraleError):
-    """There are not as many free blocks as were asked for, and no more can be had now. Nothing was taken."""
+class _OutOfIds(MetraleError):
+    """There are not as many free ids as were asked for.
+
+    Attributes
+    ----------
+    wanted, free, total : int
+        How many were asked for, how many are free, and how many there are.
+    """
+
+    def __init__(self, message: str, wanted: int, free: int, total: int) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.free = free
+        self.total = total
+
+    def __reduce__(self) -> tuple[type[_OutOfIds], tuple[str, int, int, int]]:
+        return type(self), (str(self), self.wanted, self.free, self.total)
 
 
-class OutOfSlots(MetraleError):
-    """There are not as many free slots as were asked for. Nothing was taken."""
+class OutOfBlocks(_OutOfIds):
+    """There are not as many free blocks as were asked for, and no more can be had now. Nothing was taken.
+
+    Attributes
+    ----------
+    wanted : int
+        How many were asked for.
+    free : int
+        How many could be had, those included that would be evicted.
+    total : int
+        How many there are. If more are needed than that, waiting is of no use.
+    """
+
+
+class OutOfSlots(_OutOfIds):
+    """There are not as many free slots as were asked for. Nothing was taken.
+
+    Attributes
+    ----------
+    wanted, free, total : int
+        How many were asked for, how many are free, and how many there are.
+    """
 
 
 class _IdPool:
     """Ids from 0 on, with a count of references on each; one without any is free."""
 
     _noun = "id"
-    _shortage: type[MetraleError] = MetraleError
+    _shortage: type[_OutOfIds] = _OutOfIds
 
     def __init__(self, size: int) -> None:
         self._kernels = kernels("pools")
@@ -89,7 +124,8 @@ class _IdPool:
         n = as_count(n, "n")
         with self._lock:
             if n > self._header[ID_POOL_NUM_FREE]:
-                raise self._shortage(f"{n} {self._noun}s wanted, {self.num_free} of {self._counts.size} free")
+                free, total = self.num_free, self._counts.size
+                raise self._shortage(f"{n} {self._noun}s wanted, {free} of {total} free", n, free, total)
             ids = np.empty(n, np.uint32)
             self._kernels["take_ids"](self._header, self._counts, self._free, ids)
         return ids
@@ -111,7 +147,7 @@ class _IdPool:
         TypeError, ValueError
             If `ids` is not a sequence of ids of this pool; nothing has changed then.
         """
-        wanted = as_tokens(ids, "ids")
+        wanted = _own(ids)
         with self._lock:
             bad = self._kernels["add_references"](self._counts, wanted)
         if bad >= 0:
@@ -139,7 +175,7 @@ class _IdPool:
         TypeError, ValueError
             If `ids` is not a sequence of ids of this pool; nothing has changed then.
         """
-        wanted = as_tokens(ids, "ids")
+        wanted = _own(ids)
         with self._lock:
             bad, num_freed = self._kernels["drop_references"](self._header, self._counts, self._free, wanted)
         if bad >= 0:
@@ -174,7 +210,9 @@ class _IdPool:
         TypeError, ValueError
             If it is not an id of this pool.
         """
-        number = as_count(number, "number", self._counts.size - 1)
+        number = as_count(number, "number")
+        if number >= self._counts.size:
+            raise ValueError(f"number is {number}, but the pool has {self._counts.size} {self._noun}s")
         return int(self._counts[number])
 
     def ref_counts(self) -> npt.NDArray[np.int64]:
@@ -200,13 +238,22 @@ class _IdPool:
             if not self._kernels["check_ids"](self._header, self._counts, self._free):
                 raise IntegrityError(f"the free {self._noun}s of the pool are not those without references")
 
-    def _restore(self, ids: Ids, high_water: int) -> None:
-        """Let a new pool be as it was: `ids` lists each id as often as it has references."""
-        self._counts[:] = np.bincount(ids, minlength=self._counts.size)
-        free = np.flatnonzero(self._counts == 0)[::-1]
-        self._free[: free.size] = free
-        self._header[ID_POOL_NUM_FREE] = free.size
-        self._header[ID_POOL_HIGH_WATER] = max(high_water, self._counts.size - free.size)
+    def _restore(self, ids: Ids, high_water: int = 0, *, keeps_more: bool = False) -> None:
+        """Let each id have as many references as `ids` lists it, or at least as many."""
+        with self._lock:
+            counts = np.bincount(ids, minlength=self._counts.size)
+            self._counts[:] = np.maximum(counts, self._counts) if keeps_more else counts
+            free = np.flatnonzero(self._counts == 0)[::-1]
+            self._free[: free.size] = free
+            self._header[ID_POOL_NUM_FREE] = free.size
+            most = max(high_water, int(self._header[ID_POOL_HIGH_WATER]), self._counts.size - free.size)
+            self._header[ID_POOL_HIGH_WATER] = most
+
+
+def _own(ids: IdSequence) -> Ids:
+    # Read twice below, so nobody else may write to it between.
+    wanted = as_tokens(ids, "ids")
+    return wanted.copy() if wanted is ids else wanted
 
 
 class BlockPool(_IdPool):

@@ -10,9 +10,10 @@ __all__ = ["SnapshotMover"]
 class SnapshotMover(Protocol):
     """Moves the bytes of snapshots, and the rows of a block, in the engine's memory.
 
-    The serving layer calls it from whatever thread needs it, `read_slot` and `copy_rows` under its own lock: they must
-    not call the :class:`ServingCache` back. Each returns when the bytes are where they should be. What they raise
-    reaches the caller of the serving layer, after everything that was taken has been given back.
+    The serving layer calls it from whatever thread needs it, `read_slot` and `copy_rows` under its own lock,
+    `write_slot` while others may wait for the same snapshot: none of them may call the :class:`ServingCache` back. Each
+    returns when the bytes are where they should be. What they raise reaches the caller of the serving layer, after
+    everything that was taken has been given back.
 
     Attributes
     ----------

@@ -27,16 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Collector"]
 
-_logger = logging.getLogger("metrale_numba.serving")
+_logger = logging.getLogger(__name__)
 
 _COUNTERS: Final[dict[str, tuple[str, str]]] = {
-    "requests": ("requests", "Sequences begun, retries not counted again"),
+    "requests": ("requests", "Requests that got their blocks, each counted once"),
     "prefix_cache_queries": ("queried_tokens", "Tokens of prompts that were looked up"),
     "prefix_cache_hits": ("hit_tokens", "Tokens of prompts whose KV was in the cache"),
     "recompute_tokens": ("recompute_tokens", "Hit tokens behind the snapshot used, whose state is computed again"),
     "snapshot_hits": ("snapshot_hits", "Sequences that began with a snapshot"),
     "evicted_blocks": ("evicted_blocks", "Blocks that the cache gave up to make room"),
     "snapshot_spills": ("spills", "Snapshots that gave up their slots to the tier"),
+    "snapshot_clean_spills": ("clean_spills", "Of these, snapshots that the tier had already"),
     "snapshot_fault_ins": ("fault_ins", "Snapshots that came back from the tier"),
     "snapshot_lost_writes": ("lost_writes", "Spilled snapshots that the tier did not take"),
     "tier_misses": ("tier_misses", "Snapshots that the tier no longer had"),
@@ -60,8 +61,8 @@ class Collector(_Collector):
 
     ``REGISTRY.register(Collector(main=serving))`` shows one serving cache under the label ``cache="main"``. Names begin
     with ``metrale:``, and counters end in ``_total`` as Prometheus has it: ``metrale:prefix_cache_queries_total`` and
-    ``metrale:prefix_cache_hits_total`` count tokens, as vLLM's do. A request that is begun again with ``retry=True`` is
-    counted once.
+    ``metrale:prefix_cache_hits_total`` count tokens, as vLLM's do. A request that is begun again is counted once. One
+    collector shows any number of serving caches; a registry takes one collector.
 
     Parameters
     ----------
@@ -71,10 +72,12 @@ class Collector(_Collector):
     Raises
     ------
     TypeError
-        If one of them is none.
+        If one of them is none, or there are none.
     """
 
     def __init__(self, **caches: ServingCache) -> None:
+        if not caches:
+            raise TypeError("a Collector needs at least one serving cache, as Collector(main=serving)")
         for name, cache in caches.items():
             if not isinstance(cache, ServingCache):
                 raise TypeError(f"{as_text(name, 'name')} must be a ServingCache, not {type(cache).__name__}")
@@ -117,7 +120,7 @@ class Collector(_Collector):
             yield counter
         ends = CounterMetricFamily("metrale:ended_sequences", "Sequences that ended", labels=["cache", "how"])
         for name, figures in stats.items():
-            for how in ("finished", "aborted", "forgotten"):
+            for how in ("finished", "aborted", "refused", "forgotten"):
                 ends.add_metric([name, how], getattr(figures, how))
         yield ends
         for metric, (field, text) in _GAUGES.items():

@@ -14,9 +14,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
-from metrale_numba.arguments import as_count, as_seconds, shown
+from metrale_numba.arguments import as_count, shown
 from metrale_numba.serving.blob import USUAL_HEAD_BYTES, Head, blob_name, decode_head, encode_head, is_intact
-from metrale_numba.serving.tier import Buffer, StoreKey, TierError, TierStore, as_data, as_store_key, as_target
+from metrale_numba.serving.tier import (
+    Buffer,
+    StoreKey,
+    TierError,
+    TierStore,
+    as_data,
+    as_store_key,
+    as_target,
+    as_timeout,
+)
 
 __all__ = ["RedisTier"]
 
@@ -157,7 +166,9 @@ class RedisTier(TierStore):
     """A tier in Redis.
 
     Every method may be called from any thread and any process. Whatever goes wrong with Redis is a :class:`TierError`,
-    and as soon as Redis is back the tier works again. No connection is made before the first call.
+    and as soon as Redis is back the tier works again. No connection is made before the first call. When a call is cut
+    off by any other exception, such as one that a signal handler raises, the client forgets its connections and makes
+    new ones.
 
     Needs the package `redis`: ``pip install 'metrale-numba[redis]'``. Redis must be of version 5 or later, a single
     server, and be allowed more memory than `max_bytes`.
@@ -273,9 +284,7 @@ class RedisTier(TierStore):
     # --- the way to Redis -----------------------------------------------------------------------------------------
 
     def _connected(self, url: str, timeout: object) -> Any:
-        seconds = as_seconds(timeout, "timeout")
-        if not seconds:
-            raise ValueError(f"timeout is {shown(timeout)}, but must be a number of seconds above 0")
+        seconds = as_timeout(timeout)
         return self._checked(
             self._redis.Redis.from_url(
                 url,
@@ -305,6 +314,11 @@ class RedisTier(TierStore):
             yield
         except self._redis.RedisError as error:
             raise TierError(f"Redis: {error}") from error
+        except BaseException:
+            # Raised by a signal handler, say: a connection may be back in the pool whose answer is still to come, and
+            # would be taken for that to the next question, or may never come back. Those in use are closed after it.
+            self._client.connection_pool.reset()
+            raise
 
     def _eval(self, client: Any, script: str, *arguments: object) -> Any:
         # Not by its digest, which a server that was started anew does not know.

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -51,6 +51,8 @@ class Holdings:
         The slot lent by the look-up, and the depth of the snapshot in it.
     epoch : int
         That of its adapter when it began.
+    is_counted : bool
+        Whether its request is among those that were counted.
     """
 
     __slots__ = (
@@ -59,9 +61,12 @@ class Holdings:
         "cached_tokens",
         "disks",
         "epoch",
+        "had_snapshot",
         "held",
+        "is_counted",
         "is_ended",
         "num_tokens",
+        "prompt_tokens",
         "session",
         "slot",
         "slot_tokens",
@@ -81,6 +86,9 @@ class Holdings:
         self.cached_tokens = 0
         self.slot: int | None = None
         self.slot_tokens = 0
+        self.prompt_tokens = tokens.size
+        self.had_snapshot = False
+        self.is_counted = False
         self.is_ended = False
 
     def append(self, tokens: Ids) -> None:
@@ -126,6 +134,10 @@ class Sequence:
         # No call from here: Python may run this inside another call that has the lock.
         self._serving._forgotten.append(holdings)
         warnings.warn(f"a sequence of {holdings.num_tokens} tokens was lost without an end", ResourceWarning, 2)
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        # Two objects would both end it.
+        raise TypeError("a Sequence cannot be copied or pickled: it is one request")
 
     def __enter__(self) -> Sequence:
         return self
@@ -239,8 +251,8 @@ class Sequence:
         TypeError, ValueError
             If `tokens` are no tokens; nothing has changed then.
         """
-        more = as_tokens(tokens)
         self._require_running()
+        more = as_tokens(tokens)
         self._holdings.append(more)
 
     def allocate(self, n: int | None = None) -> Ids:
@@ -268,8 +280,8 @@ class Sequence:
         TypeError, ValueError
             If `n` is not a number of blocks; nothing has changed then.
         """
-        wanted = None if n is None else as_count(n, "n")
         self._require_running()
+        wanted = None if n is None else as_count(n, "n")
         return self._serving._allocate(self._holdings, wanted)
 
     def set_disk_blocks(self, first: int, ids: IdSequence) -> None:
@@ -295,9 +307,9 @@ class Sequence:
             If there are no such places in the table, one of them has a disk block already, or `ids` are no disk
             blocks; nothing has changed then, and the references are still the caller's.
         """
+        self._require_running()
         first = as_count(first, "first")
         blocks = as_tokens(ids, "ids")
-        self._require_running()
         self._serving._set_disk_blocks(self._holdings, first, blocks)
 
     def publish(self, upto: int) -> int:
@@ -325,9 +337,11 @@ class Sequence:
             If `upto` is not a number of tokens, or more than there are, or more than the table has room for.
             Nothing has changed then.
         """
-        most = min(self.num_tokens, self._holdings.table.size * self._serving.block_size)
-        upto = as_count(upto, "upto", most)
         self._require_running()
+        upto = as_count(upto, "upto", self.num_tokens)
+        room = self._holdings.table.size * self._serving.block_size
+        if upto > room:
+            raise ValueError(f"upto is {upto}, but the block table has room for {room} tokens: allocate first")
         return self._serving._publish(self._holdings, upto)
 
     def snapshot(self, depth: int, write: Callable[[int], object]) -> bool:
@@ -356,9 +370,9 @@ class Sequence:
             If `depth` is not a number of tokens of this sequence, or `write` cannot be called; nothing has changed
             then.
         """
+        self._require_running()
         depth = self._as_depth(depth, "depth")
         _require_callable(write, "write")
-        self._require_running()
         return self._serving._save_snapshot(self._holdings, depth, write)
 
     def tail_snapshot(
@@ -370,7 +384,8 @@ class Sequence:
         """Save the recurrent state for the next turn of this conversation alone, in place of its earlier tail.
 
         As :meth:`snapshot`, under the sequence's session. The session's earlier tail and sibling go when the new tail
-        is there, and not before.
+        is there, and not before. A look-up finds no snapshot deeper than what it matches, and it matches whole blocks
+        unless it ends inside one: take the tail at the last block end, or else a sibling there.
 
         Parameters
         ----------
@@ -385,7 +400,7 @@ class Sequence:
         Returns
         -------
         bool
-            Whether the tail was saved.
+            Whether the tail was saved. Not, besides the reasons of :meth:`snapshot`, if the sequence has no session.
 
         Raises
         ------
@@ -394,6 +409,7 @@ class Sequence:
         TypeError, ValueError
             If an argument is not what it should be; nothing has changed then.
         """
+        self._require_running()
         depth = self._as_depth(depth, "depth")
         _require_callable(write, "write")
         if sibling is not None:
@@ -401,7 +417,9 @@ class Sequence:
                 raise TypeError(f"sibling must be a depth and what writes its state, not {type(sibling).__name__}")
             sibling = (self._as_depth(sibling[0], "sibling[0]"), sibling[1])
             _require_callable(sibling[1], "sibling[1]")
-        self._require_running()
+        if self.session == 0:
+            # No look-up is ever given a tail of session 0, so it would only keep a slot from others.
+            return False
         return self._serving._save_tail(self._holdings, depth, write, sibling)
 
     def release_snapshot(self) -> None:
@@ -425,7 +443,10 @@ class Sequence:
         self._serving._end(self._holdings, is_abort=False)
 
     def abort(self) -> None:
-        """End the sequence before its time; as :meth:`finish`, but counted apart."""
+        """End the sequence before its time; as :meth:`finish`, but counted apart.
+
+        One that never got its blocks is counted as refused, and its request as none.
+        """
         self._serving._end(self._holdings, is_abort=True)
 
     def _as_depth(self, depth: object, name: str) -> int:

@@ -30,13 +30,16 @@ __all__ = ["ServingCache"]
 
 _Write = Callable[[int], object]
 
+# Of snapshots that the tier no longer has, a request finds out about so many; then it computes.
+_MOST_FETCHES = 8
+
 
 class ServingCache(Upkeep):
     """A prefix cache with the books that its caller would have to keep: pools, sequences, snapshots and their tier.
 
     :meth:`begin` gives a :class:`Sequence` for each request. Any number of threads may call any method at any time.
-    Everything in the pools is the serving cache's: other code takes references in them only while it has a reason to,
-    and never calls the prefix cache itself, save to ask.
+    The pools of blocks and of slots are the serving cache's alone, and other code never calls the prefix cache itself,
+    save to ask.
 
     Parameters
     ----------
@@ -144,7 +147,7 @@ class ServingCache(Upkeep):
         Returns
         -------
         ServingCache
-            A new one, without sequences, its counters at 0.
+            A new one, without sequences, its counters at 0, but for the most blocks that were ever in use.
 
         Raises
         ------
@@ -180,7 +183,13 @@ class ServingCache(Upkeep):
     # Sequences
 
     def begin(
-        self, tokens: Tokens, *, session: int = 0, adapter: int = 0, min_compute: int = 1, retry: bool = False
+        self,
+        tokens: Tokens,
+        *,
+        session: int = 0,
+        adapter: int = 0,
+        min_compute: int = 1,
+        retry: bool | Sequence = False,
     ) -> Sequence:
         """Begin a request with as much of its prompt as is cached.
 
@@ -197,9 +206,10 @@ class ServingCache(Upkeep):
             The adapter it is computed under, 0..2^64-1.
         min_compute : int, default 1
             How many of the tokens at the end are left to compute in any case.
-        retry : bool, default False
-            Whether this request was begun before, and is begun again because blocks were short or it was preempted:
-            it is not counted a second time.
+        retry : bool or Sequence, default False
+            The earlier sequence of this request, if it is begun again because blocks were short or it was preempted.
+            A request is counted once, when it first gets its blocks, with what was cached for it then. True for one
+            that has been counted.
 
         Returns
         -------
@@ -215,31 +225,38 @@ class ServingCache(Upkeep):
         session = as_u64(session, "session")
         adapter = as_u64(adapter, "adapter")
         min_compute = as_count(min_compute, "min_compute")
-        record = not as_bool(retry, "retry")
         holdings = Holdings(prompt, session, adapter, has_disks=self._disk_blocks is not None)
+        if isinstance(retry, Sequence):
+            if retry._serving is not self:
+                raise ValueError("retry is a sequence of another serving cache")
+            holdings.is_counted = retry._holdings.is_counted
+        else:
+            holdings.is_counted = as_bool(retry, "retry")
+        record = retry is False
         try:
-            fault = self._match(holdings, min_compute, record)
+            fault = self._match(holdings, min_compute, record, may_fetch=True)
+            fetches = 1
             while fault is not None and self._fetch(holdings, fault):
-                fault = self._match(holdings, min_compute, record=False)
+                fault = self._match(holdings, min_compute, record=False, may_fetch=fetches < _MOST_FETCHES)
+                fetches += 1
             # Last, since the request waits for what it reads from the tier, and for nothing that is written to it.
-            self._store.settle()
+            self._store.write_staged()
         except BaseException:
-            with self._lock:
+            with self._lock, self._books:
                 self._drop(holdings)
-            self._store.settle()
+            self._store.write_staged()
             raise
-        with self._lock:
-            self._count(holdings, record)
+        holdings.had_snapshot = holdings.slot is not None
         return Sequence(self, holdings)
 
-    def _match(self, holdings: Holdings, min_compute: int, record: bool) -> FaultIn | None:
-        with self._lock:
+    def _match(self, holdings: Holdings, min_compute: int, record: bool, *, may_fetch: bool) -> FaultIn | None:
+        with self._lock, self._books:
             self._release_forgotten()
             # From here on its references are somebody's, even if the next line fails.
             self._running.add(holdings)
-            return self._look_up(holdings, min_compute, record)
+            return self._look_up(holdings, min_compute, record, may_fetch)
 
-    def _look_up(self, holdings: Holdings, min_compute: int, record: bool) -> FaultIn | None:
+    def _look_up(self, holdings: Holdings, min_compute: int, record: bool, may_fetch: bool) -> FaultIn | None:
         if self._tree is None:
             return None
         holdings.epoch = self._tree.adapter_epoch(holdings.adapter)
@@ -258,7 +275,7 @@ class ServingCache(Upkeep):
             self._slots.inc_ref([match.ssm_snapshot])
             holdings.slot = match.ssm_snapshot
             holdings.slot_tokens = match.ssm_snapshot_tokens
-        elif match.ssm_snapshot_tier_key is not None:
+        elif match.ssm_snapshot_tier_key is not None and may_fetch:
             assert match.ssm_snapshot_check is not None
             holdings.slot_tokens = match.ssm_snapshot_tier_tokens
             fault = self._store.plan(
@@ -271,11 +288,12 @@ class ServingCache(Upkeep):
 
     def _hold(self, holdings: Holdings, match: PrefixMatch) -> None:
         """Take the references of a look-up, and copy the last block if it was matched in part."""
-        self._blocks.inc_ref(match.matched_blocks)
-        holdings.table = match.matched_blocks
+        # First what nobody could count anew.
         rows = match.matched_tokens % self._block_size
         holdings.held = match.matched_tokens - rows
+        holdings.table = match.matched_blocks
         holdings.cached_tokens = match.matched_tokens
+        self._blocks.inc_ref(match.matched_blocks)
         if self._disk_blocks is not None:
             holdings.disks = np.full(holdings.table.size, NONE, np.uint32)
             # A copy is on no disk.
@@ -297,7 +315,7 @@ class ServingCache(Upkeep):
     def _fetch(self, holdings: Holdings, fault: FaultIn) -> bool:
         """Bring a spilled snapshot back; whether the look-up was given up and is to be made again."""
         ask_again = self._store.fetch(fault)
-        with self._lock:
+        with self._lock, self._books:
             if fault.load.slot is not None:
                 self._store.settle_transit(fault.load.slot)
                 holdings.slot = fault.load.slot
@@ -307,14 +325,16 @@ class ServingCache(Upkeep):
                 self._give_back(holdings)
         return ask_again
 
-    def _count(self, holdings: Holdings, record: bool) -> None:
-        if not record:
+    def _count(self, holdings: Holdings) -> None:
+        """Count a request, once, when it is sure that it will be computed."""
+        if holdings.is_counted:
             return
+        holdings.is_counted = True
         self._num_requests += 1
-        self._queried_tokens += holdings.num_tokens
+        self._queried_tokens += holdings.prompt_tokens
         self._hit_tokens += holdings.cached_tokens
         if self._is_hybrid:
-            self._snapshot_hits += holdings.slot is not None
+            self._snapshot_hits += holdings.had_snapshot
             self._recompute_tokens += holdings.cached_tokens - holdings.slot_tokens
 
     def _require_running(self, holdings: Holdings) -> None:
@@ -338,24 +358,32 @@ class ServingCache(Upkeep):
         return True
 
     def _allocate(self, holdings: Holdings, n: int | None) -> Ids:
-        with self._lock:
+        with self._lock, self._books:
             self._release_forgotten()
             self._require_running(holdings)
             if n is None:
                 n = max(-(-holdings.num_tokens // self._block_size) - holdings.table.size, 0)
             if not self._make_room(n):
-                raise OutOfBlocks(
-                    f"{n} blocks wanted, {self._blocks.num_free} of {self._blocks.num_blocks} free and "
-                    f"{self._num_evictable()} evictable; running sequences hold the others"
-                )
+                raise self._out_of_blocks(holdings, n)
             blocks = self._blocks.allocate(n)
             holdings.extend(blocks)
+            self._count(holdings)
             return blocks
+
+    def _out_of_blocks(self, holdings: Holdings, n: int) -> OutOfBlocks:
+        free, total, evictable = self._blocks.num_free, self._blocks.num_blocks, self._num_evictable()
+        message = f"{n} blocks wanted, {free} of {total} free and {evictable} evictable; "
+        table = holdings.table.size
+        if table + n > total:
+            message += f"with the {table} that it has, the sequence needs more than there are"
+        else:
+            message += "running sequences and pins hold the others"
+        return OutOfBlocks(message, n, free + evictable, total)
 
     def _set_disk_blocks(self, holdings: Holdings, first: int, ids: Ids) -> None:
         if self._disk_blocks is None:
             raise ValueError("ids: this serving cache has no disk blocks")
-        with self._lock:
+        with self._lock, self._books:
             self._require_running(holdings)
             end = first + ids.size
             if end > holdings.table.size:
@@ -367,7 +395,11 @@ class ServingCache(Upkeep):
             if taken.size:
                 place = first + int(taken[0])
                 raise ValueError(f"first is {first}, but block {place} of the table has a disk block already")
+            listed = set()
             for position, number in enumerate(ids.tolist()):
+                if number in listed:
+                    raise ValueError(f"ids[{position}] is {number}, which is listed before")
+                listed.add(number)
                 if number >= self._disk_blocks.num_blocks:
                     raise ValueError(f"ids[{position}] is {number}, outside 0..{self._disk_blocks.num_blocks - 1}")
                 if self._disk_blocks.ref_count(number) == 0:
@@ -377,9 +409,10 @@ class ServingCache(Upkeep):
             holdings.disks = disks
 
     def _publish(self, holdings: Holdings, upto: int) -> int:
-        with self._lock:
+        with self._lock, self._books:
             self._release_forgotten()
             self._require_running(holdings)
+            self._count(holdings)
             whole = upto - upto % self._block_size
             done = upto if self._shares_tails else whole
             if self._tree is None or done <= holdings.held or self._is_stale(holdings):
@@ -396,13 +429,14 @@ class ServingCache(Upkeep):
                 matched_tokens=holdings.held,
                 adapter_id=holdings.adapter,
             )
-            self._take_over(acquired)
             num_new = (whole - holdings.held) // self._block_size
             if acquired.blocks.size < num_new:
                 # Part of it was there already, or a quota cut it short: a release of what is not held would take
                 # somebody else's reference.
                 whole = min(whole, self._tree.peek_matched_tokens(tokens[:whole], adapter_id=holdings.adapter))
+            # Before the pools' books, which can be counted anew.
             holdings.held = max(holdings.held, whole)
+            self._take_over(acquired)
             return holdings.held
 
     def _take_over(self, acquired: InsertAcquired) -> None:
@@ -416,87 +450,101 @@ class ServingCache(Upkeep):
     # Snapshots
 
     def _save_snapshot(self, holdings: Holdings, depth: int, write: _Write) -> bool:
-        return self._with_slot(holdings, write, lambda tree, slot: self._register(tree, holdings, depth, slot))
+        def register(tree: RadixTree, slots: list[int]) -> list[list[int]]:
+            old = tree.insert_intermediate_snapshot(
+                tokens=holdings.tokens[:depth],
+                block_table=(),
+                disk_block_ids=(),
+                block_size=None,
+                snapshot_id=slots[0],
+                session_hash=holdings.session,
+                adapter_id=holdings.adapter,
+            )
+            return [[] if old is None else [old]]
+
+        return self._with_slots(holdings, [write], register)
 
     def _save_tail(self, holdings: Holdings, depth: int, write: _Write, sibling: tuple[int, _Write] | None) -> bool:
-        def register_tail(tree: RadixTree, slot: int) -> list[int]:
-            tokens = holdings.tokens[:depth]
-            return tree.insert_tail_snapshot(tokens, slot, session_hash=holdings.session, adapter_id=holdings.adapter)
+        def register(tree: RadixTree, slots: list[int]) -> list[list[int]]:
+            identity = {"session_hash": holdings.session, "adapter_id": holdings.adapter}
+            displaced = [tree.insert_tail_snapshot(holdings.tokens[:depth], slots[0], **identity)]
+            if sibling is not None and len(slots) > 1:
+                old = tree.insert_tail_sibling_snapshot(holdings.tokens[: sibling[0]], slots[1], **identity)
+                displaced.append([] if old is None else [old])
+            return displaced
 
-        def register_sibling(tree: RadixTree, slot: int) -> list[int]:
-            assert sibling is not None
-            tokens = holdings.tokens[: sibling[0]]
-            old = tree.insert_tail_sibling_snapshot(
-                tokens, slot, session_hash=holdings.session, adapter_id=holdings.adapter
-            )
-            return [] if old is None else [old]
+        return self._with_slots(holdings, [write] if sibling is None else [write, sibling[1]], register)
 
-        is_saved = self._with_slot(holdings, write, register_tail)
-        if is_saved and sibling is not None:
-            self._with_slot(holdings, sibling[1], register_sibling)
-        return is_saved
+    def _with_slots(
+        self,
+        holdings: Holdings,
+        writes: list[_Write],
+        register: Callable[[RadixTree, list[int]], list[list[int]]],
+    ) -> bool:
+        """Take a slot for each, have them written to, and register them; False if there is none, or no use for one.
 
-    def _register(self, tree: RadixTree, holdings: Holdings, depth: int, slot: int) -> list[int]:
-        old = tree.insert_intermediate_snapshot(
-            tokens=holdings.tokens[:depth],
-            block_table=(),
-            disk_block_ids=(),
-            block_size=None,
-            snapshot_id=slot,
-            session_hash=holdings.session,
-            adapter_id=holdings.adapter,
-        )
-        return [] if old is None else [old]
-
-    def _with_slot(self, holdings: Holdings, write: _Write, register: Callable[[RadixTree, int], list[int]]) -> bool:
-        """Take a slot, have it written to, and register it; False if there is no slot or no use for it."""
+        For all but the first it does without, if there are not as many. `register` tells what each displaced.
+        """
         tree = self._tree
         if tree is None:
             return False
+        slots: list[int] = []
         try:
-            with self._lock:
+            with self._lock, self._books:
                 self._release_forgotten()
                 self._require_running(holdings)
-                if self._is_stale(holdings):
-                    return False
-                slot = self._store.take_slot()
-                if slot is None:
-                    return False
-            is_written = False
+                # All at once, so that none makes room for itself at the cost of another.
+                try:
+                    while len(slots) < len(writes) and not self._is_stale(holdings):
+                        slot = self._store.take_slot()
+                        if slot is None:
+                            break
+                        slots.append(slot)
+                except BaseException:
+                    for slot in slots:
+                        self._store.give_back(slot)
+                    raise
+            if not slots:
+                return False
+            displaced: list[list[int]] = []
+            is_of_use = False
             try:
-                write(slot)
-                is_written = True
+                for slot, write in zip(slots, writes, strict=False):
+                    write(slot)
+                is_of_use = True
             finally:
-                with self._lock:
-                    is_of_use = is_written and not holdings.is_ended and not self._is_stale(holdings)
-                    displaced = None
+                with self._lock, self._books:
+                    is_of_use = is_of_use and not holdings.is_ended and not self._is_stale(holdings)
                     try:
                         if is_of_use:
-                            displaced = register(tree, slot)
+                            displaced = register(tree, slots)
                     finally:
-                        if displaced is None:
+                        for slot, old in zip(slots, displaced, strict=False):
+                            self._store.registered(slot, holdings.adapter, old)
+                        for slot in slots[len(displaced) :]:
                             self._store.give_back(slot)
-                        else:
-                            self._store.registered(slot, holdings.adapter, displaced)
             return is_of_use
         finally:
             self._store.settle()
 
     def _release_slot(self, holdings: Holdings) -> None:
-        with self._lock:
+        with self._lock, self._books:
             if holdings.slot is not None:
                 self._slots.dec_ref([holdings.slot])
                 holdings.slot = None
 
     def _end(self, holdings: Holdings, *, is_abort: bool) -> None:
-        with self._lock:
+        with self._lock, self._books:
             self._release_forgotten()
             if holdings.is_ended:
                 return
-            if is_abort:
+            if not is_abort:
+                self._count(holdings)
+                self._num_finished += 1
+            elif holdings.is_counted:
                 self._num_aborted += 1
             else:
-                self._num_finished += 1
+                self._num_refused += 1
             self._drop(holdings)
         self._store.settle()
 

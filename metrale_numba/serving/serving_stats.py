@@ -13,15 +13,15 @@ class ServingStats(NamedTuple):
     Attributes
     ----------
     requests : int
-        Sequences begun, retries not counted again.
+        Requests that got their blocks, each counted once, whatever came before and after.
     queried_tokens, hit_tokens : int
-        Tokens of their prompts, and how many of these had their KV in the cache.
+        Tokens of their prompts, and how many of these had their KV in the cache when they got their blocks.
     recompute_tokens : int
         Of a hybrid model: hit tokens behind the snapshot that was used, whose state is computed again.
     snapshot_hits : int
         Sequences that began with a snapshot.
-    finished, aborted, forgotten : int
-        How sequences ended; the last were lost without an end.
+    finished, aborted, refused, forgotten : int
+        How sequences ended: at their end, before it, before they had got any blocks, or lost without an end.
     running : int
         Sequences that have not ended.
     evicted_blocks : int
@@ -46,6 +46,7 @@ class ServingStats(NamedTuple):
     snapshot_hits: int
     finished: int
     aborted: int
+    refused: int
     forgotten: int
     running: int
     evicted_blocks: int

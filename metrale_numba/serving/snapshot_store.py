@@ -15,23 +15,30 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Final
 
+from metrale_numba.forking import Lock
 from metrale_numba.interface import Spill
 from metrale_numba.no_caching import NoPrefixCaching
 from metrale_numba.radix_tree import RadixTree
 from metrale_numba.serving.block_pool import SnapshotPool
+from metrale_numba.serving.books import Books
 from metrale_numba.serving.mover import SnapshotMover
 from metrale_numba.serving.tier import StoreKey, TierStore
 from metrale_numba.serving.transfers import FaultIn, Identity, Load, Resident, StoreCounts, Write
 
 __all__ = ["SnapshotStore"]
 
-_logger = logging.getLogger("metrale_numba.serving")
+_logger = logging.getLogger(__name__)
 
 # So many writes and deletions of different keys can be under way at once; those of one key are made in turn.
 _NUM_STRIPES: Final = 16
-# After a deletion failed, the tier is left alone with deletions for so long.
+# So many deletions one call makes for all: whoever comes by shall not pay for what others left.
+_MOST_DELETIONS: Final = 32
+# So many stored snapshots are asked for after each write: more than a write of the same size can make a tier discard.
+_PROBES: Final = 2
+# After the first deletion of a call failed, the tier is left alone with deletions for so long.
 _DELETIONS_REST_SECONDS: Final = 1.0
 
 
@@ -43,6 +50,7 @@ class SnapshotStore:
         cache: RadixTree | NoPrefixCaching,
         slots: SnapshotPool,
         lock: threading.Lock,
+        books: Books,
         *,
         mover: SnapshotMover | None,
         tier: TierStore | None,
@@ -53,6 +61,7 @@ class SnapshotStore:
         self._cache = cache
         self._slots = slots
         self._lock = lock
+        self._books = books
         self._mover = mover
         self._tier = tier
         self._identity = identity
@@ -63,22 +72,25 @@ class SnapshotStore:
         self._stored: dict[int, StoreKey] = {}
         self._writes: dict[int, Write] = {}
         self._loads: dict[tuple[int, int], Load] = {}
-        # Staged by whoever held the lock, to be written by the first who comes by without it.
+        # Staged by whoever held the lock, to be written when it has let go of it.
         self._staged: list[Write] = []
         self._garbage: dict[StoreKey, None] = {}
         # References on slots that a call under way has, or has given to a sequence that still waits.
         self.in_transit: list[int] = []
-        self.stripes = tuple(threading.Lock() for _ in range(_NUM_STRIPES))
+        # A tier that forks, as to compress, takes those it holds once more.
+        self.stripes: tuple[Lock, ...] = tuple(threading.RLock() for _ in range(_NUM_STRIPES))
         self._deletions_rest_until = 0.0
-        self._is_reported = False
+        # What failed the last time it was tried, and was logged then.
+        self._failing: set[str] = set()
         self.counts = StoreCounts()
 
     # Slots, under the lock
 
     def take_slot(self) -> int | None:
-        """Take a slot, evicting snapshots until one is free; None if none can be."""
+        """Take a slot, evicting snapshots until one is free; None, with nothing evicted, if none can be."""
         while self._slots.num_free == 0:
-            if not self._evict_one():
+            # A slot that a sequence still reads is not free when its snapshot is gone.
+            if not any(self._slots.ref_count(slot) == 1 for slot in self._residents) or not self._evict_one():
                 return None
         slot = int(self._slots.allocate(1)[0])
         self.in_transit.append(slot)
@@ -112,15 +124,13 @@ class SnapshotStore:
         """See to it that a spilled snapshot's bytes are in the tier, and give up its slot."""
         resident = self._residents[spill.slot]
         self.counts.spills += 1
-        if resident.copy is not None:
-            self.counts.clean_spills += 1
-            self._stored[spill.key] = resident.copy
-        elif resident.write is not None:
+        if resident.write is not None:
             resident.write.slot = None
             self._writes[spill.key] = resident.write
         else:
             try:
                 write = Write(self._store_key(resident.adapter, spill.key, spill.check), self._bytes_of(spill.slot))
+                write.is_copied = resident.copy is not None
             except BaseException:
                 # Without its bytes nobody can use the entry.
                 self._cache.forget_snapshot_tier_key(spill.key)
@@ -147,7 +157,7 @@ class SnapshotStore:
         if resident.copy is not None:
             self._discard(resident.copy)
         if resident.write is not None:
-            resident.write.is_dead = True
+            self._give_up(resident.write)
         self._slots.dec_ref([slot])
 
     # What the cache says, under the lock
@@ -179,7 +189,14 @@ class SnapshotStore:
             self._discard(store_key)
         write = self._writes.pop(key, None)
         if write is not None:
-            write.is_dead = True
+            self._give_up(write)
+
+    def _give_up(self, write: Write) -> None:
+        """Let nothing come of a write, or have what comes of it deleted."""
+        write.is_dead = True
+        if write.is_copied:
+            write.is_copied = False
+            self._discard(write.store_key)
 
     def _discard(self, store_key: StoreKey) -> None:
         self._garbage[store_key] = None
@@ -212,11 +229,11 @@ class SnapshotStore:
         try:
             outcome = self._read(fault, fault.slot)
         except BaseException:
-            with self._lock:
+            with self._lock, self._books:
                 self._end_load(fault, None, ask_again=False)
                 self.give_back(fault.slot)
             raise
-        with self._lock:
+        with self._lock, self._books:
             return self._arrived(fault, fault.slot, outcome)
 
     def _wait(self, load: Load) -> bool:
@@ -224,7 +241,7 @@ class SnapshotStore:
             load.ready.wait()
         except BaseException:
             # Interrupted: nobody else would give back what was meant for this sequence.
-            with self._lock:
+            with self._lock, self._books:
                 if not load.is_over:
                     load.num_waiting -= 1
                 elif load.slot is not None:
@@ -245,7 +262,7 @@ class SnapshotStore:
             except OSError as error:
                 self._report("read", error)
                 return None
-            self._is_reported = False
+            self._failing.discard("read")
         self._mover.write_slot(slot, memoryview(data))
         return True
 
@@ -298,88 +315,137 @@ class SnapshotStore:
 
     # The tier, without the lock
 
-    def settle(self) -> None:
-        """Without the lock: write what is staged, and delete what is garbage."""
-        while self._staged:
-            try:
-                write = self._staged.pop()
-            except IndexError:
-                # Another thread was faster.
-                break
-            self._put(write)
-        if self._garbage and time.monotonic() >= self._deletions_rest_until:
-            self._delete_garbage()
+    def settle(self, *, most_deletions: int = _MOST_DELETIONS) -> None:
+        """Without the lock: delete what is garbage, as far as it goes, and write what this thread staged."""
+        # First what makes room: a tier that is full discards something live for what is written.
+        self._delete_garbage(most_deletions)
+        self.write_staged()
+        self._delete_garbage(most_deletions)
+
+    def write_staged(self) -> None:
+        """Without the lock: write what this thread staged."""
+        if not self._staged:
+            return
+        thread = threading.get_ident()
+        while mine := [write for write in self._staged if write.thread == thread]:
+            self._staged.remove(mine[0])
+            self._put(mine[0])
 
     def _put(self, write: Write) -> None:
         assert self._tier is not None
         store_key = write.store_key
         with self._stripe_of(store_key):
-            with self._lock:
+            with self._lock, self._books:
                 if write.is_dead:
+                    write.is_over.set()
                     return
                 # What is written now replaces it.
                 self._garbage.pop(store_key, None)
-            is_stored = False
+            is_stored: bool | None = None
             try:
-                is_stored = self._tier.put(store_key, memoryview(write.data))
-                self._is_reported = False
+                is_stored = self._has_copy(write) or self._tier.put(store_key, memoryview(write.data))
+                self._failing.discard("written")
             except OSError as error:
                 self._report("written", error)
             finally:
-                with self._lock:
+                with self._lock, self._books:
                     self._written(write, is_stored=is_stored)
+                write.is_over.set()
+        if is_stored:
+            self._probe()
 
-    def _written(self, write: Write, *, is_stored: bool) -> None:
-        """Under the lock: note where a snapshot's bytes are, or that they are nowhere."""
+    def _has_copy(self, write: Write) -> bool:
+        """Whether the tier still has the same bytes, which it may have discarded, or cannot tell now."""
+        assert self._tier is not None
+        if not write.is_copied:
+            return False
+        try:
+            is_there = self._tier.contains(write.store_key)
+        except OSError as error:
+            self._report("asked", error)
+            return True
+        self.counts.clean_spills += is_there
+        return is_there
+
+    def _written(self, write: Write, *, is_stored: bool | None) -> None:
+        """Under the lock: note where a snapshot's bytes are, or that they are nowhere; None if nobody knows."""
         store_key = write.store_key
-        is_kept = is_stored
+        is_kept = bool(is_stored)
         if write.is_dead:
             is_kept = False
         elif write.slot is not None:
             resident = self._residents[write.slot]
             resident.write = None
-            is_kept = is_stored and (self._keep_copies or write.is_asked_for)
+            is_kept = bool(is_stored) and (self._keep_copies or write.is_asked_for)
             resident.copy = store_key if is_kept else None
         else:
-            del self._writes[store_key.key]
+            self._writes.pop(store_key.key, None)
             if is_stored:
                 self._stored[store_key.key] = store_key
             else:
                 self.counts.lost_writes += 1
                 self._cache.forget_snapshot_tier_key(store_key.key)
-        if not is_kept:
-            # Also after a failure, of which nobody knows how far it came.
+        if is_stored is not False and not is_kept:
             self._discard(store_key)
 
-    def _delete_garbage(self) -> None:
+    def _probe(self) -> None:
+        """Ask the tier for those that were not asked for longest, and forget what it has discarded.
+
+        Without that, the index would go on naming whatever went through a tier with a limit.
+        """
         assert self._tier is not None
-        with self._lock:
-            garbage = list(self._garbage)
-        for store_key in garbage:
+        with self._lock, self._books:
+            oldest = list(islice(self._stored.items(), _PROBES))
+        for key, store_key in oldest:
+            try:
+                is_there = self._tier.contains(store_key)
+            except OSError as error:
+                self._report("asked", error)
+                return
+            with self._lock, self._books:
+                if self._stored.get(key) is store_key:
+                    del self._stored[key]
+                    if is_there:
+                        # To the end: the next ones are others.
+                        self._stored[key] = store_key
+                    else:
+                        self.counts.tier_misses += 1
+                        self._cache.forget_snapshot_tier_key(key)
+
+    def _delete_garbage(self, most: int) -> None:
+        if not self._garbage or time.monotonic() < self._deletions_rest_until:
+            return
+        assert self._tier is not None
+        with self._lock, self._books:
+            garbage = list(islice(self._garbage, most))
+        for number, store_key in enumerate(garbage):
             with self._stripe_of(store_key):
-                with self._lock:
+                with self._lock, self._books:
                     if store_key not in self._garbage:
                         continue
                     del self._garbage[store_key]
                 try:
                     self._tier.delete(store_key)
+                    self._failing.discard("deleted from")
                 except BaseException as error:
-                    with self._lock:
+                    with self._lock, self._books:
+                        # At the end, so that one that always fails is in nobody's way.
                         self._discard(store_key)
-                        self._deletions_rest_until = time.monotonic() + _DELETIONS_REST_SECONDS
+                        if number == 0:
+                            self._deletions_rest_until = time.monotonic() + _DELETIONS_REST_SECONDS
                     if not isinstance(error, OSError):
                         raise
                     self._report("deleted from", error)
                     return
 
-    def _stripe_of(self, store_key: StoreKey) -> threading.Lock:
+    def _stripe_of(self, store_key: StoreKey) -> Lock:
         return self.stripes[hash(store_key) % _NUM_STRIPES]
 
     def _report(self, what: str, error: OSError) -> None:
         """Count a failure of the tier, and log the first of a row."""
         self.counts.tier_errors += 1
-        if not self._is_reported:
-            self._is_reported = True
+        if what not in self._failing:
+            self._failing.add(what)
             _logger.warning("the snapshot tier cannot be %s, so its snapshots are computed anew: %s", what, error)
 
     # Saving
@@ -389,27 +455,34 @@ class SnapshotStore:
         on_their_way = {key: write.store_key for key, write in self._writes.items()}
         return {**self._stored, **on_their_way}
 
+    def writes_under_way(self) -> list[Write]:
+        """Under the lock: of spilled snapshots, those whose bytes are not in the tier yet."""
+        return list(self._writes.values())
+
     def resident(self, slot: int) -> Resident:
         """Under the lock: what is known of the snapshot in a slot, to ask for again."""
         return self._residents[slot]
 
-    def stage_copy(self, resident: Resident, spill: Spill) -> StoreKey | None:
+    def stage_copy(self, resident: Resident, spill: Spill) -> Write | None:
         """Under the lock: have the tier given a resident snapshot's bytes, unless it has them; None if it has gone."""
         if self._residents.get(spill.slot) is not resident:
             return None
-        if resident.copy is not None:
-            return resident.copy
         if resident.write is None:
             store_key = self._store_key(resident.adapter, spill.key, spill.check)
             resident.write = Write(store_key, self._bytes_of(spill.slot), spill.slot)
+            resident.write.is_copied = resident.copy is not None
+            resident.copy = None
             self._staged.append(resident.write)
         resident.write.is_asked_for = True
-        return resident.write.store_key
+        return resident.write
 
     def may_have(self, store_key: StoreKey) -> bool:
         """Whether the tier has the bytes of a saved snapshot, or cannot tell now."""
         if self._tier is None:
             return False
+        if "asked" in self._failing:
+            # Each question may take as long as the tier is given to answer.
+            return True
         try:
             return self._tier.contains(store_key)
         except OSError as error:
@@ -431,12 +504,23 @@ class SnapshotStore:
 
     # Recounting, under the lock
 
-    def num_references(self) -> dict[int, int]:
-        """How often calls under way refer to each slot."""
-        counted: dict[int, int] = {}
-        for slot in self.in_transit:
-            counted[slot] = counted.get(slot, 0) + 1
-        return counted
+    def put_right(self, slots: Iterable[int], keys: Iterable[int]) -> None:
+        """Let the books be as the cache's resident slots and spilled keys, after a step was cut short."""
+        residents, spilled = set(slots), set(keys)
+        for slot in set(self._residents) - residents:
+            resident = self._residents.pop(slot)
+            if resident.copy is not None:
+                self._discard(resident.copy)
+            if resident.write is not None:
+                self._give_up(resident.write)
+        for key in (set(self._stored) | set(self._writes)) - spilled:
+            self._bury(key)
+        # Of these nobody knows what adapter they are of, or where their bytes are.
+        for slot in residents - set(self._residents):
+            if isinstance(self._cache, RadixTree):
+                self._cache.evict_snapshot_slot(slot)
+        for key in spilled - set(self._stored) - set(self._writes):
+            self._cache.forget_snapshot_tier_key(key)
 
     def faults(self, slots: Iterable[int], keys: Iterable[int]) -> Iterable[str]:
         """Where the books disagree with the cache's resident slots and spilled keys."""

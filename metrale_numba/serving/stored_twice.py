@@ -29,6 +29,11 @@ class StoredTwice:
         """Note that it stores them in one place less."""
         self._change(blocks, -1)
 
+    def restore(self, blocks: Ids) -> None:
+        """Count anew: `blocks` lists each block as often as the cache stores it."""
+        self._places[:] = np.bincount(blocks, minlength=self._places.size)
+        self.surplus = int(np.maximum(self._places - 1, 0).sum())
+
     def _change(self, blocks: Ids, step: int) -> None:
         changed = np.unique(blocks)
         before = np.maximum(self._places[changed], 1).sum()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from metrale_numba.arguments import as_count, as_text, as_u64, shown
+from metrale_numba.arguments import as_count, as_seconds, as_text, as_u64, shown
 from metrale_numba.errors import MetraleError
 
 __all__ = ["Buffer", "MemoryTier", "StoreKey", "TierError", "TierStore"]
@@ -250,6 +250,24 @@ def _as_bytes(value: object, name: str) -> memoryview:
     return view.cast("B")
 
 
+def as_timeout(timeout: object) -> float:
+    """Give the seconds that a call may wait.
+
+    Raises
+    ------
+    TypeError
+        If it is no number.
+    ValueError
+        If it is not above 0, or not finite.
+    """
+    seconds = as_seconds(timeout, "timeout")
+    if seconds is None:
+        raise TypeError("timeout must be a number of seconds, not None")
+    if seconds == 0:
+        raise ValueError(f"timeout is {shown(timeout)}, but must be a number of seconds above 0")
+    return seconds
+
+
 class _Forked(Protocol):
     def _after_fork(self) -> None: ...
 
@@ -289,13 +307,13 @@ class MemoryTier(TierStore):
         # The one that was not used for longest comes first.
         self._blobs: OrderedDict[StoreKey, bytes] = OrderedDict()
         self._bytes_used = 0
+        # Stays when a change was cut off half-way: by an exception that a signal handler raised, or by a fork.
+        self._is_changing = False
         self._is_closed = False
         renew_after_fork(self)
 
     def _after_fork(self) -> None:
         self._lock = threading.Lock()
-        # A thread that is gone may have been between the one and the other.
-        self._bytes_used = sum(map(len, self._blobs.values()))
 
     def put(self, key: StoreKey, data: Buffer) -> bool:
         key = as_store_key(key)
@@ -304,12 +322,15 @@ class MemoryTier(TierStore):
         blob = bytes(view) if is_kept else b""
         with self._lock:
             self._check_open()
+            self._count_if_cut_off()
+            self._is_changing = True
             self._remove(key)
             if is_kept:
                 self._blobs[key] = blob
                 self._bytes_used += len(blob)
             while self._bytes_used > self.max_bytes:
                 self._remove(next(iter(self._blobs)))
+            self._is_changing = False
         return is_kept
 
     def get(self, key: StoreKey, into: Buffer) -> bool:
@@ -328,7 +349,11 @@ class MemoryTier(TierStore):
         key = as_store_key(key)
         with self._lock:
             self._check_open()
-            return self._remove(key)
+            self._count_if_cut_off()
+            self._is_changing = True
+            is_removed = self._remove(key)
+            self._is_changing = False
+            return is_removed
 
     def contains(self, key: StoreKey) -> bool:
         key = as_store_key(key)
@@ -345,17 +370,22 @@ class MemoryTier(TierStore):
     def bytes_used(self) -> int:
         with self._lock:
             self._check_open()
+            self._count_if_cut_off()
             return self._bytes_used
 
     def close(self) -> None:
         with self._lock:
             self._is_closed = True
             self._blobs.clear()
-            self._bytes_used = 0
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise TierError("the tier is closed")
+
+    def _count_if_cut_off(self) -> None:
+        if self._is_changing:
+            self._bytes_used = sum(map(len, self._blobs.values()))
+            self._is_changing = False
 
     def _remove(self, key: StoreKey) -> bool:
         blob = self._blobs.pop(key, None)

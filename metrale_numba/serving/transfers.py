@@ -20,15 +20,15 @@ class Identity:
 
     def store_key(self, epoch: int, adapter: int, key: int, check: int) -> StoreKey:
         """Where the tier has the bytes of a snapshot."""
-        # Of other weights under the same name, so that a saved index never finds their bytes under its keys.
-        model = f"{self.model}#{epoch}" if epoch else self.model
-        return StoreKey(model, self.dtype, self.rank, adapter, key, check)
+        # The epoch tells other weights under the same name, so that a saved index never finds their bytes under its
+        # keys. It stands first: whatever the name is, what is before the first mark is the epoch.
+        return StoreKey(f"{epoch}#{self.model}", self.dtype, self.rank, adapter, key, check)
 
     def owns(self, store_key: StoreKey) -> bool:
         """Whether this is a place of ours, in any epoch."""
-        epoch = store_key.model.removeprefix(self.model).removeprefix("#")
-        of_any_epoch = {self.model, f"{self.model}#{epoch}" if epoch.isdecimal() else self.model}
-        return store_key.model in of_any_epoch and (store_key.dtype, store_key.rank) == (self.dtype, self.rank)
+        epoch, mark, model = store_key.model.partition("#")
+        is_of_this_layer = mark == "#" and epoch.isdecimal()
+        return is_of_this_layer and (model, store_key.dtype, store_key.rank) == (self.model, self.dtype, self.rank)
 
 
 @dataclass(eq=False)
@@ -43,6 +43,12 @@ class Write:
     """Whether its entry is gone, so that what is written is garbage."""
     is_asked_for: bool = False
     """Whether it is kept in any case, since a saved index will name it."""
+    is_copied: bool = False
+    """Whether the tier had the same bytes, and may still have them."""
+    thread: int = field(default_factory=threading.get_ident)
+    """Who staged it, and so writes it."""
+    is_over: threading.Event = field(default_factory=threading.Event)
+    """Set when it is written, or will not be."""
 
 
 @dataclass

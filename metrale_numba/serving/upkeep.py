@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import logging
 import os
 import threading
 from collections import deque
@@ -22,6 +24,7 @@ from metrale_numba.interface import EMPTY_IDS, Cleared, EvictedBlocks, Ids, IdSe
 from metrale_numba.no_caching import NoPrefixCaching
 from metrale_numba.radix_tree import RadixTree
 from metrale_numba.serving.block_pool import BlockPool, SnapshotPool
+from metrale_numba.serving.books import Books
 from metrale_numba.serving.mover import SnapshotMover
 from metrale_numba.serving.saved_part import SavedPart
 from metrale_numba.serving.sequence import Holdings
@@ -30,6 +33,8 @@ from metrale_numba.serving.snapshot_store import SnapshotStore
 from metrale_numba.serving.stored_twice import StoredTwice
 from metrale_numba.serving.tier import TierStore
 from metrale_numba.serving.transfers import Identity
+
+_logger = logging.getLogger(__name__)
 
 
 class Upkeep:
@@ -49,6 +54,10 @@ class Upkeep:
         keep_copies: bool,
         hybrid: bool | None,
     ) -> None:
+        if isinstance(cache, RadixTree):
+            if cache._is_served:
+                raise ValueError("cache has a serving cache already, which has taken references on what is in it")
+            cache._is_served = True
         self._cache = cache
         self._tree = cache if isinstance(cache, RadixTree) else None
         self._blocks = blocks if isinstance(blocks, BlockPool) else BlockPool(as_count(blocks, "blocks"))
@@ -68,6 +77,12 @@ class Upkeep:
             as_count(getattr(mover, "slot_bytes", None), "mover.slot_bytes")
         if tier is not None:
             _require_methods(tier, "tier", ("put", "get", "delete", "contains", "keys", "close"))
+            for attribute in ("persistent", "bytes_used"):
+                # Looked for and not asked for: to say how much is in it, a tier may have to talk to its medium.
+                try:
+                    inspect.getattr_static(tier, attribute)
+                except AttributeError:
+                    raise TypeError(f"tier must have {attribute}, which {type(tier).__name__} lacks") from None
         if mover is None and tier is not None:
             raise ValueError("mover must be given with a tier: snapshots cannot get there without it")
         if mover is None and self._shares_tails:
@@ -76,15 +91,18 @@ class Upkeep:
         self._tier = tier
         self._identity = identity
         self._lock = threading.Lock()
+        self._books = Books(self._put_right)
         self._running: set[Holdings] = set()
         # Filled by finalizers, which must not take the lock.
         self._forgotten: deque[Holdings] = deque()
         self._num_requests = self._queried_tokens = self._hit_tokens = self._recompute_tokens = 0
         self._snapshot_hits = self._num_finished = self._num_aborted = self._num_forgotten = self._evicted_blocks = 0
+        self._num_refused = 0
         self._store = SnapshotStore(
             cache,
             self._slots,
             self._lock,
+            self._books,
             mover=mover,
             tier=tier,
             identity=identity,
@@ -93,7 +111,7 @@ class Upkeep:
         )
         forking.register_layer(self)
 
-    def _fork_locks(self) -> Iterable[threading.Lock]:
+    def _fork_locks(self) -> Iterable[forking.Lock]:
         return (*self._store.stripes, self._lock)
 
     def __repr__(self) -> str:
@@ -189,10 +207,10 @@ class Upkeep:
                 self._tree.release(holdings.tokens[:held], adapter_id=holdings.adapter)
         finally:
             self._blocks.dec_ref(table)
-            if self._disk_blocks is not None:
-                self._disk_blocks.dec_ref(disks)
             if slot is not None:
                 self._slots.dec_ref([slot])
+            if self._disk_blocks is not None:
+                self._disk_blocks.dec_ref(disks)
 
     # The whole
 
@@ -224,12 +242,13 @@ class Upkeep:
             self._forget(lambda: tree.drop_adapter(adapter))
 
     def _forget(self, forget: Callable[[], Cleared]) -> None:
-        with self._lock:
+        with self._lock, self._books:
             self._release_forgotten()
             cleared = forget()
             self._drop_blocks(cleared.blocks)
             self._store.forgotten(cleared.snapshot_slots, cleared.tier_keys.tolist())
-        self._store.settle()
+        # The caller waits for what it has forgotten, and nobody else.
+        self._store.settle(most_deletions=cleared.tier_keys.size + len(cleared.snapshot_slots))
 
     def stats(self) -> ServingStats:
         """Tell what was done, and what is where now. Changes nothing but to give back what forgotten sequences held.
@@ -239,7 +258,7 @@ class Upkeep:
         ServingStats
             Counters from the beginning on, and figures of this moment.
         """
-        with self._lock:
+        with self._lock, self._books:
             self._release_forgotten()
             counts = self._store.counts
             _, cached_blocks = self._cache.stats()
@@ -251,6 +270,7 @@ class Upkeep:
                 snapshot_hits=self._snapshot_hits,
                 finished=self._num_finished,
                 aborted=self._num_aborted,
+                refused=self._num_refused,
                 forgotten=self._num_forgotten,
                 running=len(self._running),
                 evicted_blocks=self._evicted_blocks,
@@ -270,7 +290,7 @@ class Upkeep:
                 tier_errors=counts.tier_errors,
             )
 
-    def check_integrity(self, *, blocks: IdSequence = (), slots: IdSequence = (), disk_blocks: IdSequence = ()) -> None:
+    def check_integrity(self, *, disk_blocks: IdSequence = ()) -> None:
         """Recount everything: each id is owned by the cache and by sequences as often as its pool says.
 
         Changes nothing but to give back what forgotten sequences held. Takes time in proportion to the size of the
@@ -278,24 +298,22 @@ class Upkeep:
 
         Parameters
         ----------
-        blocks, slots, disk_blocks : sequence of int, optional
-            Ids on which the caller has references of its own at this moment, as often as it has them.
+        disk_blocks : sequence of int, optional
+            Disk blocks that the caller has allocated and not given to a sequence yet.
 
         Raises
         ------
         IntegrityError
             Naming the first fault.
         TypeError, ValueError
-            If an argument is not a sequence of ids.
+            If `disk_blocks` is not a sequence of ids.
         """
-        own_blocks = as_tokens(blocks, "blocks")
-        own_slots = as_tokens(slots, "slots")
         own_disks = as_tokens(disk_blocks, "disk_blocks")
-        with self._lock:
+        with self._lock, self._books:
             self._release_forgotten()
             contents = self._contents()
             tables = [holdings.table for holdings in self._running]
-            _compare("block", self._blocks, [own_blocks, contents.blocks.physical, *tables])
+            _compare("block", self._blocks, [contents.blocks.physical, *tables])
             surplus = contents.blocks.physical.size - np.unique(contents.blocks.physical).size
             if surplus != (self._twice.surplus if self._twice is not None else 0):
                 raise IntegrityError(f"the cache stores {surplus} blocks twice, which is not what was counted")
@@ -304,13 +322,33 @@ class Upkeep:
                 _compare("disk block", self._disk_blocks, [own_disks, contents.blocks.disk_block_ids, *disks])
             lent = [holdings.slot for holdings in self._running if holdings.slot is not None]
             referred = [*contents.snapshot_slots, *lent, *self._store.in_transit]
-            _compare("slot", self._slots, [own_slots, np.array(referred, np.uint32)])
+            _compare("slot", self._slots, [np.array(referred, np.uint32)])
             for fault in self._store.faults(contents.snapshot_slots, contents.tier_keys.tolist()):
                 raise IntegrityError(fault)
             for holdings in self._running:
                 self._check_held(holdings)
+            self._check_holds()
         if self._tree is not None:
             self._tree.check_integrity()
+
+    def _put_right(self) -> None:
+        """Count the books anew, after an exception cut a step short between the cache and a pool.
+
+        The pools of blocks and slots are this layer's alone. Of disk blocks, callers have some in hand.
+        """
+        _logger.warning("an exception cut a call short; the books are counted anew")
+        contents = self._contents()
+        tables = [holdings.table for holdings in self._running]
+        self._blocks._restore(np.concatenate([contents.blocks.physical, *tables]))
+        self._store.put_right(contents.snapshot_slots, contents.tier_keys.tolist())
+        lent = [holdings.slot for holdings in self._running if holdings.slot is not None]
+        slots = self._contents().snapshot_slots
+        self._slots._restore(np.array([*slots, *lent, *self._store.in_transit], np.uint32))
+        if self._disk_blocks is not None:
+            disks = [holdings.disks_in_use() for holdings in self._running]
+            self._disk_blocks._restore(np.concatenate([contents.blocks.disk_block_ids, *disks]), keeps_more=True)
+        if self._twice is not None:
+            self._twice.restore(contents.blocks.physical)
 
     def _contents(self) -> Cleared:
         if self._tree is not None:
@@ -323,6 +361,17 @@ class Upkeep:
         stored = self._tree.peek_matched_tokens(holdings.tokens[: holdings.held], adapter_id=holdings.adapter)
         if stored != holdings.held:
             raise IntegrityError(f"a sequence holds {holdings.held} tokens, but the cache has {stored} of them")
+
+    def _check_holds(self) -> None:
+        """Raise if somebody else holds nodes of the cache, which nothing could evict then."""
+        if self._tree is None:
+            return
+        sequences = sum(holdings.held for holdings in self._running if not self._is_stale(holdings)) // self._block_size
+        counted, pins = self._tree._num_holds()
+        if counted != sequences + pins:
+            raise IntegrityError(
+                f"nodes of the cache are held {counted} times, by sequences {sequences} times and by pins {pins} times"
+            )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index to a file, and the snapshots to the tier, for a process that takes over from here.
@@ -348,21 +397,31 @@ class Upkeep:
         if self._tree is None:
             raise TypeError("caching is off, so there is nothing to save")
         keeps_snapshots = self._tier is not None and self._tier.persistent
-        with self._lock:
+        with self._lock, self._books:
             self._release_forgotten()
             twin = copy.deepcopy(self._tree)
             for holdings in self._running:
                 if not self._is_stale(holdings):
                     twin.release(holdings.tokens[: holdings.held], adapter_id=holdings.adapter)
             stored = self._store.stored_keys() if keeps_snapshots else {}
+            under_way = self._store.writes_under_way()
             residents = [(spill, self._store.resident(spill.slot)) for spill in _spill_all(twin)]
         if keeps_snapshots:
             for spill, resident in residents:
-                with self._lock:
-                    store_key = self._store.stage_copy(resident, spill)
-                self._store.settle()
-                if store_key is not None:
-                    stored[spill.key] = store_key
+                with self._lock, self._books:
+                    write = self._store.stage_copy(resident, spill)
+                self._store.write_staged()
+                if write is not None:
+                    under_way.append(write)
+                    stored[spill.key] = write.store_key
+            # Another thread may be writing them.
+            for write in under_way:
+                write.is_over.wait()
+            missing = [key for key, store_key in stored.items() if not self._store.may_have(store_key)]
+            for key in missing:
+                del stored[key]
+            if missing:
+                _logger.warning("%d of the snapshots are not in the tier, and are left out of %s", len(missing), path)
         for key in twin.contents().tier_keys.tolist():
             if key not in stored:
                 twin.forget_snapshot_tier_key(key)
@@ -378,23 +437,21 @@ class Upkeep:
         contents = tree.contents()
         if contents.snapshot_slots:
             raise CacheFileError(f"{os.fspath(path)} has snapshots in slots, which no saved serving cache has")
+        pools = [("blocks", self._blocks, contents.blocks.physical), ("slots", self._slots, EMPTY_IDS)]
         disks = contents.blocks.disk_block_ids
-        for name, pool, ids in (
-            ("blocks", self._blocks, contents.blocks.physical),
-            ("disk_blocks", self._disk_blocks, disks),
-            ("slots", self._slots, disks[:0]),
-        ):
-            needed = int(ids.max()) + 1 if ids.size else 0
-            if pool is None or isinstance(pool, BlockPool):
-                size = 0 if pool is None else pool.num_blocks
-                if needed > size:
-                    raise ValueError(f"{name} are {size}, but the saved cache has block {needed - 1}")
-            if pool is not None:
-                if pool.num_used:
-                    raise ValueError(f"{name} must be unused: {pool!r}")
-                pool._restore(ids, saved.most_blocks if name == "blocks" else 0)
+        if self._disk_blocks is not None:
+            pools.append(("disk_blocks", self._disk_blocks, disks))
+        elif disks.size:
+            raise ValueError(f"disk_blocks are none, but the saved cache has block {disks.max()}")
+        for name, pool, ids in pools:
+            if pool.num_used:
+                raise ValueError(f"{name} must be unused: {pool!r}")
+            if ids.size and ids.max() >= pool.num_free:
+                raise ValueError(f"{name} are {pool.num_free}, but the saved cache has block {ids.max()}")
+        for name, pool, ids in pools:
+            pool._restore(ids, saved.most_blocks if name == "blocks" else 0)
         if self._twice is not None:
-            self._twice.add(contents.blocks.physical)
+            self._twice.restore(contents.blocks.physical)
         stored = {}
         for key in contents.tier_keys.tolist():
             if key in saved.stored and self._store.may_have(saved.stored[key]):

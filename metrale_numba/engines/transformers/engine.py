@@ -8,7 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 from typing import Any
 
-from metrale_numba.arguments import as_count, as_tokens, as_u64
+import numpy as np
+
+from metrale_numba.arguments import as_count, as_tokens, as_u64, shown
 from metrale_numba.engines.transformers.block_store import BlockStore
 from metrale_numba.engines.transformers.execution import EngineMemory, Execution
 from metrale_numba.engines.transformers.imports import Model, Tensor, torch
@@ -59,10 +61,10 @@ class TransformersEngine:
     continuation : {"auto", "chunk", "token"}, default "auto"
         How the model goes on from a state: with many tokens at once, or one by one. ``"auto"`` tries it out.
     choose : callable, default greedy
-        Called with the logits after the last token; gives the next.
+        Called with the logits after the last token; gives the next, as any integer or a tensor of one.
     activate_adapter : callable, optional
-        Called with the number of an adapter before the model runs under another than before. Without it, no prompt may
-        name one.
+        Called with the number of an adapter, 0 for the model itself, before the model runs under another than before,
+        and in any case when the engine is made and before a call's first prompt. Without it, no prompt may name one.
     max_running : int, default 16
         The most prompts that have blocks at once.
     spill_min_tokens : int, default 0
@@ -83,8 +85,25 @@ class TransformersEngine:
         When the module is imported, if PyTorch or transformers are missing.
     ValueError
         If the model cannot be continued exactly, or an argument is not what it should be.
+    TypeError
+        If an argument is not what it should be.
+    FileNotFoundError
+        If nothing was saved in `saved`.
     OSError, CacheFileError
-        If what was saved cannot be read.
+        If what was saved cannot be read, or is not what was written.
+
+    Notes
+    -----
+    The model is known by its class, its configuration and all its weights, which are read once when the engine is made.
+    They stay as they are while it is in use, but for what `activate_adapter` does to them.
+
+    The weights of adapters are not known, and what was saved for one is trusted. After those of adapter `n` have
+    changed, call ``engine.serving.drop_adapter(n)``; if that was after a save, in the engine that was made from it,
+    before its first prompt. Or give the changed adapter a number that none had before: one made of a hash of its
+    weights is safe in any case.
+
+    Engines may share a model, also under adapters, as long as nobody but the one engine activates any while
+    :meth:`generate` runs.
     """
 
     def __init__(
@@ -107,8 +126,12 @@ class TransformersEngine:
     ) -> None:
         if sum(given is not None for given in (block_size, cache, saved)) > 1:
             raise ValueError("block_size, cache and saved each say what the block size is; give one of them")
+        if not callable(choose):
+            raise TypeError(f"choose must be callable, not {shown(choose)}")
         if cache is None:
             cache = RadixTree(block_size=DEFAULT_BLOCK_SIZE if block_size is None else block_size)
+        elif not isinstance(cache, (RadixTree, NoPrefixCaching)):
+            raise TypeError(f"cache must be a RadixTree or a NoPrefixCaching, not {type(cache).__name__}")
         found = None if saved is None else SavedEngine(saved)
         block_size = cache.block_size if found is None else found.block_size
         self.runner = ModelRunner(model, continuation, activate_adapter)
@@ -139,7 +162,7 @@ class TransformersEngine:
             self.serving = ServingCache(cache, num_blocks, self.memory, **options)
         else:
             self.serving = ServingCache.load(found.index, num_blocks, self.memory, **options)
-            found.restore(self.memory.blocks)
+            found.restore(self.serving, self.memory.blocks)
         self._execution = Execution(self.runner, self.memory, self.serving, chunk_tokens, snapshot_every)
 
     def generate(
@@ -153,9 +176,10 @@ class TransformersEngine:
     ) -> list[Generation]:
         """Generate for each prompt. They take turns, a chunk of the prompt or a new token at a time.
 
-        Fills the cache. A prompt for which there are no blocks waits until another has ended. Where a running one
-        finds none for its next token, the one that came last gives its own up, and goes on from what is cached when
-        there is room again.
+        Fills the cache, and returns when all are done. A prompt is let in when the one before it has been computed, so
+        that it finds what the two have in common; if there are no blocks for it, when another has ended. Where a
+        running one finds none for its next token, the one that came last gives its own up, and goes on from what is
+        cached when there is room again.
 
         Parameters
         ----------
@@ -182,11 +206,16 @@ class TransformersEngine:
             If a prompt and what is to be generated for it need more blocks than there are, and nothing was done; or
             if blocks are held by sequences that are not this call's.
         TypeError, ValueError
-            If an argument is not what it should be; nothing was done.
+            If an argument is not what it should be, and nothing was done; or if `choose` gave what is no token of the
+            model, and all of this call's sequences have ended.
         """
         requests = self._requests(prompts, max_new_tokens, sessions, adapters)
+        # As plain numbers: a tensor in a set is equal to nothing but itself.
+        stops = frozenset(as_tokens(list(stop_tokens), "stop_tokens").tolist())
+        # Another engine may have used the model since, or the weights of the active adapter have changed.
+        self.runner.forget_adapter()
         with torch.inference_mode():
-            _Turns(self._execution, self._choose, self._max_running, requests, max_new_tokens, stop_tokens).take()
+            _Turns(self._execution, self._chosen, self._max_running, requests, max_new_tokens, stops).take()
         return [request.result() for request in requests]
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -209,6 +238,10 @@ class TransformersEngine:
         """
         save_engine(path, self.serving, self.memory.blocks)
 
+    def _chosen(self, logits: Tensor) -> int:
+        # An integer of NumPy or PyTorch is to be found among stop tokens and in an answer's list as any other.
+        return as_count(self._choose(logits), "the token that choose gave", self.runner.vocab_size - 1)
+
     def _requests(
         self,
         prompts: Sequence[Tokens],
@@ -224,15 +257,27 @@ class TransformersEngine:
         requests = []
         for position, prompt in enumerate(prompts):
             tokens = as_tokens(prompt, f"prompts[{position}]")
-            if tokens.size == 0 or int(tokens.max()) >= self.runner.vocab_size:
+            if tokens.size == 0:
+                raise ValueError(f"prompts[{position}] is empty, and must be at least one token")
+            unknown = np.flatnonzero(tokens >= self.runner.vocab_size)
+            if unknown.size:
+                place = int(unknown[0])
                 raise ValueError(
-                    f"prompts[{position}] must be at least one token of the {self.runner.vocab_size} that the model has"
+                    f"prompts[{position}][{place}] is {tokens[place]}, outside 0..{self.runner.vocab_size - 1}"
+                )
+            most = self.runner.most_tokens
+            if most is not None and tokens.size + max_new_tokens > most:
+                raise ValueError(
+                    f"prompts[{position}] has {tokens.size} tokens, and with {max_new_tokens} new ones needs more than "
+                    f"the {most} positions of the model"
                 )
             # The last new token is handed out and never computed.
             needed = -(-(tokens.size + max_new_tokens - 1) // self.serving.block_size)
             if needed > self.serving.blocks.num_blocks:
+                total = self.serving.blocks.num_blocks
+                free = self.serving.num_free_blocks
                 raise OutOfBlocks(
-                    f"prompts[{position}] needs {needed} blocks, and there are {self.serving.blocks.num_blocks}"
+                    f"prompts[{position}] needs {needed} blocks, and there are {total}", needed, free, total
                 )
             session = 0 if sessions is None else as_u64(sessions[position], f"sessions[{position}]")
             adapter = 0 if adapters is None else as_u64(adapters[position], f"adapters[{position}]")
@@ -252,13 +297,13 @@ class _Turns:
         max_running: int,
         requests: list[Request],
         max_new_tokens: int,
-        stop_tokens: Collection[int],
+        stop_tokens: frozenset[int],
     ) -> None:
         self._execution = execution
         self._choose = choose
         self._max_running = max_running
         self._max_new_tokens = max_new_tokens
-        self._stop_tokens = frozenset(stop_tokens)
+        self._stop_tokens = stop_tokens
         self._waiting = deque(requests)
         # In the order in which they were let in. The last gives way first, so the first always gets on.
         self._running: list[Progress] = []
@@ -270,8 +315,9 @@ class _Turns:
         """Give each its turn until all are done; if that fails, end them all."""
         try:
             while self._waiting or self._running:
+                earlier = tuple(self._running)
                 self._let_in()
-                for progress in tuple(self._running):
+                for progress in earlier:
                     # One may have given way to another of this round.
                     if not progress.sequence.is_ended:
                         self._advance(progress)
@@ -280,7 +326,13 @@ class _Turns:
                 progress.sequence.abort()
 
     def _let_in(self) -> None:
-        while self._waiting and not self._is_full and len(self._running) < self._max_running:
+        # One prompt at a time: what it has in common with the next is then computed once.
+        while (
+            self._waiting
+            and not self._is_full
+            and len(self._running) < self._max_running
+            and not any(progress.computed < progress.sequence.num_tokens - 1 for progress in self._running)
+        ):
             request = self._waiting[0]
             try:
                 progress = self._execution.begin(request)
@@ -294,6 +346,7 @@ class _Turns:
             if request.num_preemptions == 0:
                 request.cached_tokens = progress.sequence.cached_tokens
                 request.compute_from = progress.sequence.compute_from
+            self._advance(progress)
 
     def _advance(self, progress: Progress) -> None:
         request, sequence = progress.request, progress.sequence

@@ -87,9 +87,9 @@ class Execution:
             request.prompt + request.generated,
             session=request.session,
             adapter=request.adapter,
-            retry=request.is_counted,
+            retry=request.earlier or False,
         )
-        request.is_counted = True
+        request.earlier = sequence
         try:
             sequence.allocate()
             return self._restored(request, sequence)

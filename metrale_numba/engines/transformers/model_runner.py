@@ -16,10 +16,12 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 
+from metrale_numba.arguments import shown
 from metrale_numba.engines.transformers.imports import Cache, Model, Tensor, cache_utils, torch
 from metrale_numba.engines.transformers.layer_layout import LayerLayout, read_layout
 from metrale_numba.engines.transformers.state_store import StateStore
@@ -38,8 +40,8 @@ _TRIAL_REST: Final = 4
 _TOLERANCE: Final = 1e-3
 _TOLERANCE_HALF: Final = 0.1
 
-# Values that go into the fingerprint from each parameter: any further training changes nearly all of them.
-_FINGERPRINT_VALUES: Final = 64
+# Values of a weight that are hashed at once, so that one on another device is never copied whole.
+_HASHED_AT_ONCE: Final = 2**22
 
 
 class ModelRunner:
@@ -52,7 +54,8 @@ class ModelRunner:
     continuation : {"auto", "chunk", "token"}
         How it goes on from a state. ``"auto"`` finds out, by running it over a few dozen tokens.
     activate_adapter : callable, optional
-        Called with the number of an adapter before the model is run under another than before.
+        Called with the number of an adapter before the model is run under another than before, or nothing is known of
+        which is active: at first, after a failure, and after :meth:`forget_adapter`.
 
     Attributes
     ----------
@@ -60,11 +63,15 @@ class ModelRunner:
         What the model keeps of its tokens.
     vocab_size : int
         Tokens are smaller than this.
+    most_tokens : int or None
+        Positions that the model was made for, if it says so.
     continues_in_chunks : bool
         Whether several tokens at once may follow a state.
 
     Raises
     ------
+    TypeError
+        If it is no model, or `activate_adapter` cannot be called.
     ValueError
         If the model cannot be continued exactly, or keeps what can be put neither into blocks nor into slots.
     """
@@ -77,10 +84,17 @@ class ModelRunner:
     ) -> None:
         if continuation not in CONTINUATIONS:
             raise ValueError(f"continuation must be one of {', '.join(CONTINUATIONS)}, not {continuation!r}")
+        if not callable(getattr(model, "eval", None)) or not hasattr(model, "config"):
+            raise TypeError(f"model must be a model of transformers, not {type(model).__name__}")
+        if activate_adapter is not None and not callable(activate_adapter):
+            raise TypeError(f"activate_adapter must be callable, not {shown(activate_adapter)}")
         self._model = model.eval()
         self._activate_adapter = activate_adapter
-        self._adapter = 0
-        self.vocab_size = int(model.config.get_text_config(decoder=True).vocab_size)
+        # The one that is active, if that is known.
+        self._adapter: int | None = None
+        config = model.config.get_text_config(decoder=True)
+        self.vocab_size = int(config.vocab_size)
+        self.most_tokens: int | None = getattr(config, "max_position_embeddings", None)
         # Of a long prompt only the last row is of use, and all rows of a large vocabulary take much memory.
         takes_last_only = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._options: dict[str, Any] = {"logits_to_keep": 1} if takes_last_only else {}
@@ -98,6 +112,10 @@ class ModelRunner:
         """Make the cache of a sequence that has no tokens yet."""
         return cache_utils.DynamicCache(config=self._model.config)
 
+    def forget_adapter(self) -> None:
+        """Assume nothing of which adapter is active, and with which weights: the next run activates its own."""
+        self._adapter = None
+
     def run(self, cache: Cache, tokens: Ids, start: int, adapter: int = 0) -> Tensor:
         """Compute the tokens that follow the first `start`, and put what is kept of them into the cache.
 
@@ -106,9 +124,7 @@ class ModelRunner:
         tensor, shape (vocab_size,)
             The logits after the last of them.
         """
-        if self._activate_adapter is not None and adapter != self._adapter:
-            self._activate_adapter(adapter)
-            self._adapter = adapter
+        self._activate(adapter)
         device = self._model.device
         output = self._model(
             input_ids=torch.from_numpy(tokens.astype(np.int64))[None].to(device),
@@ -121,18 +137,33 @@ class ModelRunner:
         return output.logits[0, -1]
 
     def fingerprint(self) -> str:
-        """Name the model by its configuration and its weights, so that no other's snapshots are taken for its own."""
-        digest = hashlib.sha256(self._model.config.to_json_string(use_diff=False).encode())
-        for name, parameter in self._model.named_parameters():
-            flat = parameter.detach().flatten()
-            step = max(1, flat.numel() // _FINGERPRINT_VALUES)
-            digest.update(f"{name} {tuple(parameter.shape)}".encode())
-            digest.update(flat[::step].double().cpu().numpy().tobytes())
+        """Name the model by its class, its configuration and its weights.
+
+        What was cached of a model is then taken for that of no other, be it that a single value was trained on. Every
+        byte of every parameter and buffer is read, as they are now.
+        """
+        kind = type(self._model)
+        digest = hashlib.blake2b(f"{kind.__module__}.{kind.__qualname__} ".encode(), digest_size=32)
+        digest.update(self._model.config.to_json_string(use_diff=False).encode())
+        for name, tensor in chain(self._model.named_parameters(), self._model.named_buffers()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            for part in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):
+                # NumPy has no bfloat16, but everything has bytes.
+                digest.update(part.cpu().contiguous().view(torch.uint8).numpy())
         return digest.hexdigest()
+
+    def _activate(self, adapter: int) -> None:
+        if self._activate_adapter is not None and adapter != self._adapter:
+            # If it fails, it may have switched nevertheless, or halfway.
+            self._adapter = None
+            self._activate_adapter(adapter)
+            self._adapter = adapter
 
     def _probe(self) -> LayerLayout:
         cache = self.new_cache()
         with torch.inference_mode():
+            # Here, so that its errors are not taken for the model's.
+            self._activate(0)
             try:
                 self.run(cache, np.zeros(1, np.uint32), 0)
             except (ValueError, TypeError, AttributeError) as error:

@@ -48,8 +48,8 @@ class Request:
         Its conversation, and what it is computed under.
     generated : list of int
         The new tokens.
-    is_counted : bool
-        Whether its look-up is in the cache's counters, where it should be once.
+    earlier : Sequence or None
+        The sequence with which it was begun the last time, by which the serving layer knows that it is the same.
     cached_tokens, compute_from, seconds_to_first_token, num_preemptions
         As in :class:`Generation`; of the first time that it was let in.
     """
@@ -58,7 +58,7 @@ class Request:
     session: int
     adapter: int
     generated: list[int] = field(default_factory=list)
-    is_counted: bool = False
+    earlier: Sequence | None = None
     cached_tokens: int = 0
     compute_from: int = 0
     seconds_to_first_token: float = 0.0
