@@ -159,7 +159,8 @@ def test_a_tier_has_room_for_so_many_snapshots_and_no_more() -> None:
     prompts = [prompt([1, 2]), prompt([3, 4]), prompt([5, 6]), prompt([7, 8]), prompt([1, 2, 9])]
     assert counted(prompts, SnapshotRoom(1, 3)).usable_hit_tokens == 200
     small = counted(prompts, SnapshotRoom(1, 2))
-    assert (small.usable_hit_tokens, small.tier_hits, small.tier_misses) == (0, 1, 1)
+    # Each of the last two spills is one too many, and finds out which snapshot has gone for it.
+    assert (small.usable_hit_tokens, small.tier_hits, small.tier_misses) == (0, 0, 2)
 
 
 def test_endless_slots_keep_every_snapshot() -> None:
@@ -224,10 +225,16 @@ class Figures(NamedTuple):
     tier_misses: int
 
 
+# So many snapshots that have gone one request finds out about, and each write.
+MOST_MISSES = 8
+PROBES = 2
+
+
 class SlowEngine:
     """What an engine does, one request at a time, on the slow model of the cache, with sets for its pools.
 
-    Tokens are blocks here. Of the tier it knows which snapshots are in it, and in which order they were used.
+    Tokens are blocks here. Of the tier it knows which snapshots are in it, and in which order they were used; and it
+    remembers which ones it believes to be there, in the order in which it will ask for them.
     """
 
     def __init__(self, blocks: int, slots: int, in_tier: int, every: int, places: set[str]) -> None:
@@ -237,6 +244,7 @@ class SlowEngine:
         self.in_tier, self.every, self.places = in_tier, every, places
         self.tier: OrderedDict[Check, None] = OrderedDict()
         self.staged: list[Check] = []
+        self.believed: list[Check] = []
         self.garbage: set[Check] = set()
         self.copied: set[Check] = set()
         self.states: dict[int, Check] = {}
@@ -260,6 +268,7 @@ class SlowEngine:
         acquired = self.cache.insert(ids, [*table, *own][: len(ids)], matched_tokens=matched)
         self._save(ids, matched, restored, whole, request.session)
         self.cache.release(ids)
+        self._settle()
         self.free_blocks += set(own) - set(acquired.blocks)
         self.counts["hit_blocks"] += matched
         # The last block of a prompt may be full in another one.
@@ -267,13 +276,17 @@ class SlowEngine:
         self.counts["snapshot_hits"] += restored > 0
 
     def _look_up(self, ids: tuple[int, ...], session: int) -> tuple[int, int, list[int]]:
-        first = True
+        """Begin a request: what matched, how much of it is restored, and the blocks of the match."""
+        misses = 0
         while True:
-            match = self.cache.lookup(ids, session_hash=session, record=first)
-            first = False
+            match = self.cache.lookup(ids, session_hash=session, record=misses == 0)
             if match.ssm_snapshot is not None or match.ssm_snapshot_tier_key is None:
-                self._settle()
+                self._write_staged()
                 return match.matched_tokens, match.ssm_snapshot_tokens, match.matched_blocks
+            if misses == MOST_MISSES:
+                self.counts["given_up"] += 1
+                self._write_staged()
+                return match.matched_tokens, 0, match.matched_blocks
             check = match.ssm_snapshot_check
             slot = self._take_slot()
             assert slot is not None
@@ -281,19 +294,22 @@ class SlowEngine:
             if check in self.staged or check in self.tier:
                 if check not in self.staged:
                     self.tier.move_to_end(check)
+                    self.believed.remove(check)
+                    self.copied.add(check)
                 assert self.cache.promote_snapshot(match.ssm_snapshot_tier_key, slot, check)
                 self.states[slot] = check
-                self.copied.add(check)
                 self.counts["fault_ins"] += 1
-                self._settle()
+                self._write_staged()
                 return match.matched_tokens, match.ssm_snapshot_tier_tokens, match.matched_blocks
+            misses += 1
             self.counts["tier_misses"] += 1
             assert self.cache.forget_snapshot_tier_key(match.ssm_snapshot_tier_key)
+            self._forget_spilled(check)
             self.free_slots.append(slot)
             self.cache.release(ids[: match.matched_tokens])
 
     def _take_slot(self) -> int | None:
-        """Take a slot from a snapshot if none is free; what goes to the tier is written there by :meth:`_settle`."""
+        """Take a slot from a snapshot if none is free; what goes to the tier is written by :meth:`_write_staged`."""
         if self.free_slots:
             return self.free_slots.pop()
         if self.in_tier == 0:
@@ -304,35 +320,65 @@ class SlowEngine:
         gone = self.cache.evict_snapshot_to_tier(0)
         if gone is None:
             return None
-        check = self.states.pop(gone.slot)
+        self.staged.append(self.states.pop(gone.slot))
         self.counts["spills"] += 1
-        # What came from the tier is still there.
-        if check in self.copied:
-            self.copied.remove(check)
-        else:
-            self.staged.append(check)
         return gone.slot
 
     def _settle(self) -> None:
-        while self.staged:
-            check = self.staged.pop()
-            self.garbage.discard(check)
-            self.tier[check] = None
-            self.tier.move_to_end(check)
-            while len(self.tier) > self.in_tier:
-                self.tier.popitem(last=False)
-        # Only now, so that for a moment it takes the room of others.
+        """What ends each call but the look-up."""
+        self._delete_garbage()
+        self._write_staged()
+        self._delete_garbage()
+
+    def _delete_garbage(self) -> None:
+        # One call makes 32 deletions at most, but from one to the next there are never as many.
+        assert len(self.garbage) <= 32
         for check in self.garbage:
             self.tier.pop(check, None)
         self.garbage.clear()
 
-    def _forget(self, check: Check) -> None:
-        """Of a snapshot that is no more, the tier keeps nothing."""
+    def _write_staged(self) -> None:
+        while self.staged:
+            check = self.staged.pop(0)
+            # What came from the tier may be there still, and then it is not written again.
+            if check not in self.copied or check not in self.tier:
+                self.tier.pop(check, None)
+                self.tier[check] = None
+                while len(self.tier) > self.in_tier:
+                    self.tier.popitem(last=False)
+            if check in self.states.values():
+                # It was wanted again before it was written.
+                self.copied.add(check)
+            else:
+                self.copied.discard(check)
+                self.believed.append(check)
+            self._probe()
+
+    def _probe(self) -> None:
+        """Ask the tier for the two that were not asked for longest."""
+        for check in self.believed[:PROBES]:
+            self.believed.remove(check)
+            if check in self.tier:
+                self.believed.append(check)
+            else:
+                self.counts["tier_misses"] += 1
+                (key,) = (entry.key for entry in self.cache.entries if entry.spilled and entry.check == check)
+                assert self.cache.forget_snapshot_tier_key(key)
+
+    def _forget_spilled(self, check: Check) -> None:
+        """Of a spilled snapshot that is no more, the tier keeps nothing."""
         if check in self.staged:
             self.staged.remove(check)
+            self._forget_copy(check)
         else:
+            self.believed.remove(check)
             self.garbage.add(check)
-        self.copied.discard(check)
+
+    def _forget_copy(self, check: Check) -> None:
+        """Nor of one that came back from there."""
+        if check in self.copied:
+            self.copied.remove(check)
+            self.garbage.add(check)
 
     def _save(self, ids: tuple[int, ...], matched: int, restored: int, whole: int, session: int) -> None:
         depths = {depth for depth in range(restored + 1, whole + 1) if self.every and depth % self.every == 0}
@@ -343,34 +389,37 @@ class SlowEngine:
             depths.add(whole)
         has_tail = has_tail and whole not in depths
         for depth in sorted(depths):
-            self._register(ids[:depth], session, "shared")
-        if has_tail and self._register(ids[:whole], session, "tail"):
+            self._register(session, [("shared", ids[:depth])])
+        if has_tail:
             sibling = whole - 1
-            if sibling > restored and sibling not in depths:
-                self._register(ids[:sibling], session, "sibling", counted=False)
+            has_sibling = sibling > restored and sibling not in depths
+            self._register(session, [("tail", ids[:whole]), *[("sibling", ids[:sibling])] * has_sibling])
 
-    def _register(self, ids: tuple[int, ...], session: int, kind: str, *, counted: bool = True) -> bool:
-        slot = self._take_slot()
-        if slot is None:
-            return False
+    def _register(self, session: int, planned: list[tuple[str, tuple[int, ...]]]) -> None:
+        """Save as many of these as there are slots for; they count as one."""
+        taken: list[int] = []
+        while len(taken) < len(planned) and (slot := self._take_slot()) is not None:
+            taken.append(slot)
+        self.counts["saved"] += bool(taken)
         before = self._spilled()
-        if kind == "tail":
-            freed = self.cache.insert_tail_snapshot(ids, slot, session_hash=session)
-        elif kind == "sibling":
-            freed = [self.cache.insert_tail_sibling_snapshot(ids, slot, session_hash=session)]
-        else:
-            freed = [self.cache.insert_intermediate_snapshot(ids, [], (), None, slot, session_hash=session)]
-        self.counts["saved"] += counted
+        all_freed = []
+        for slot, (kind, ids) in zip(taken, planned, strict=False):
+            if kind == "tail":
+                freed = self.cache.insert_tail_snapshot(ids, slot, session_hash=session)
+            elif kind == "sibling":
+                freed = [self.cache.insert_tail_sibling_snapshot(ids, slot, session_hash=session)]
+            else:
+                freed = [self.cache.insert_intermediate_snapshot(ids, [], (), None, slot, session_hash=session)]
+            all_freed.append([old for old in freed if old is not None])
+        for slot, (_, ids), freed in zip(taken, planned, all_freed, strict=False):
+            for old in freed:
+                self._forget_copy(self.states.pop(old))
+                self.free_slots.append(old)
+            self.states[slot] = (0, ids)
         # Overwritten, or gone with its tail.
         for check in before - self._spilled():
-            self._forget(check)
-        for old in freed:
-            if old is not None:
-                self._forget(self.states.pop(old))
-                self.free_slots.append(old)
-        self.states[slot] = (0, ids)
+            self._forget_spilled(check)
         self._settle()
-        return True
 
     def _spilled(self) -> set[Check]:
         return {entry.check for entry in self.cache.entries if entry.spilled}
@@ -394,7 +443,7 @@ def tangled(seed: int, requests: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("slots", "in_tier"), [(3, 0), (8, 0), (2, 3), (5, 10), (60, 0)])
+@pytest.mark.parametrize(("slots", "in_tier"), [(1, 0), (3, 0), (8, 0), (1, 3), (2, 3), (5, 10), (60, 0)])
 @pytest.mark.parametrize(
     "plan",
     [at("prompt-end"), at("tail"), at("fork"), at(every=3), at("prompt-end", "tail", "fork", every=2)],
@@ -404,9 +453,23 @@ def tangled(seed: int, requests: int) -> list[Request]:
 def test_counts_are_those_of_a_slow_engine(
     seed: int, slots: int, in_tier: int, plan: SnapshotPlan, blocks: int
 ) -> None:
-    slow = SlowEngine(blocks, slots, in_tier, plan.every, set(plan.at))
-    replay = TimedReplay(SimulatedEngine(blocks, snapshots=SnapshotRoom(slots, in_tier, plan)), SERVICE)
-    for number, each in enumerate(tangled(seed, 80)):
+    compare_with_slow(tangled(seed, 80), SnapshotRoom(slots, in_tier, plan), blocks)
+
+
+def test_a_request_gives_up_looking_for_a_snapshot_as_in_a_slow_engine() -> None:
+    # Every block has a snapshot, and the tier discards them faster than anybody finds out.
+    draw = np.random.default_rng(0)
+    requests = [prompt(list(range(start, start + 30))) for start in (100 * draw.integers(6, size=60)).tolist()]
+    slow = compare_with_slow(requests, SnapshotRoom(2, 80, at(every=1)), 1_000)
+    assert slow.counts["given_up"] > 0
+
+
+def compare_with_slow(requests: list[Request], room: SnapshotRoom, blocks: int) -> SlowEngine:
+    """Serve the requests twice, and compare the counts after each."""
+    assert room.slots is not None
+    slow = SlowEngine(blocks, room.slots, room.tier_snapshots, room.plan.every, set(room.plan.at))
+    replay = TimedReplay(SimulatedEngine(blocks, snapshots=room), SERVICE)
+    for number, each in enumerate(requests):
         slow.serve(each)
         replay.play(each)
         if number % 20 == 0:
@@ -424,6 +487,7 @@ def test_counts_are_those_of_a_slow_engine(
             fault_ins=counts.fault_ins,
             tier_misses=counts.tier_misses,
         ), number
+    return slow
 
 
 @pytest.mark.parametrize("slots", [4, 40, None])

@@ -128,7 +128,7 @@ def test_a_request_waits_until_there_are_blocks_for_its_prompt_and_its_answer() 
     replay = served([request(0, [1, 2], output=51), request(0, [3, 4, 5])], blocks=5)
     assert replay.waiting_seconds.tolist() == pytest.approx([0.0, 0.2 + 5.0])
     # It was plain that it would be in vain, so nothing was tried.
-    assert replay.engine.serving.stats().aborted == 0
+    assert replay.engine.serving.stats().refused == 0
 
 
 def test_tokens_of_an_answer_fill_the_last_block_of_the_prompt_first() -> None:
@@ -153,7 +153,7 @@ def test_a_request_that_was_begun_in_vain_is_counted_once() -> None:
     replay = served([*first, request(2, [1, 2, 3, 4], output=0)], blocks=5)
     assert replay.waiting_seconds.tolist() == pytest.approx([0.0, 0.0, 4.1])
     stats = replay.engine.serving.stats()
-    assert (stats.requests, stats.finished, stats.aborted) == (3, 3, 1)
+    assert (stats.requests, stats.finished, stats.aborted, stats.refused) == (3, 3, 0, 1)
     assert replay.result().engine.requests == 3
 
 

@@ -69,8 +69,7 @@ _MOST_SLOTS = 10_000_000
     "--tier-snapshots",
     metavar="N",
     type=click.IntRange(0, _MOST_SLOTS),
-    default=0,
-    show_default=True,
+    show_default="no tier",
     help="Snapshots that their tier has room for.",
 )
 @source_options
@@ -83,7 +82,7 @@ def replay(
     as_json: bool,
     report: Path | None,
     slots: int | None,
-    tier_snapshots: int,
+    tier_snapshots: int | None,
 ) -> None:
     """Play requests through the cache, and print what it hit and evicted and how long its calls took.
 
@@ -96,7 +95,7 @@ def replay(
     Requests are played one at a time, as fast as they go: look the whole prompt up, evict what it lacks room
     for, insert it, release it. Ctrl-C stops, and prints what was counted so far.
     """
-    if slots is None and tier_snapshots:
+    if slots is None and tier_snapshots is not None:
         raise click.UsageError("--tier-snapshots is for a hybrid model: say with --slots how many it has.", context)
     if slots is not None and report is None:
         raise click.UsageError("--slots is for a report: say with --report where to.", context)
@@ -107,7 +106,7 @@ def replay(
             raise click.BadParameter(str(error), context, param_hint="--report") from None
 
     with CtrlC() as ctrl_c:
-        snapshots = None if slots is None else SnapshotRoom(slots, tier_snapshots)
+        snapshots = None if slots is None else SnapshotRoom(slots, tier_snapshots or 0)
 
         def recorder() -> Recorder:
             return Recorder(block_size=block_size, capacity=capacity, snapshots=snapshots)

@@ -92,13 +92,15 @@ def duration(seconds: float) -> str:
 
 
 def draw_hits_over_time(axes: Axes, record: Record) -> None:
-    """Draw the hit rate of each interval, by time of the trace, or by request if it has no times."""
+    """Draw the hit rate of each interval, by time of the trace; by request if it has no times, or few requests."""
     from matplotlib.ticker import MaxNLocator, PercentFormatter  # noqa: PLC0415 - an extra
 
     intervals = [each for each in record.intervals if each.blocks]
     seconds = record.milliseconds / 1_000
     size, unit = next((each for each in reversed(_UNITS) if seconds >= 2 * each[0]), _UNITS[0])
-    if seconds:
+    # Some of so few would come at the same moment as the next, or be the last, and have no width.
+    by_time = seconds > 0 and intervals[0].requests > 1
+    if by_time:
         scale = 1 / (1_000 * size)
         origin = record.intervals[0].begins
         edges = [(each.begins - origin) * scale for each in intervals] + [(intervals[-1].ends - origin) * scale]
@@ -122,9 +124,9 @@ def draw_hits_over_time(axes: Axes, record: Record) -> None:
     axes.set_xlim(edges[0], edges[-1] if edges[-1] > edges[0] else edges[0] + 1)
     axes.set_ylim(0, _ceiling(max(rates)))
     axes.set_ylabel("hit rate in blocks")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_locator(MaxNLocator(_marks(axes), steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(_marks(axes), steps=[1, 2, 5, 10], integer=not by_time))
     _finish(axes)
 
 
@@ -159,7 +161,7 @@ def draw_hit_curve(axes: Axes, curve: HitCurve, capacity: int | None, percent: i
     axes.set_ylim(0, _ceiling(endless))
     axes.set_xlabel("capacity in blocks")
     axes.set_ylabel("hit rate in blocks")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0 if endless > 0.04 else 1))
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     _mark_round_numbers(axes)
     _finish(axes)

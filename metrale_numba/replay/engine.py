@@ -120,8 +120,8 @@ class SimulatedEngine:
         self._tree = cache
         self._block_size = block_size
         self._plan = None if snapshots is None else snapshots.plan
-        # Counted by the serving cache already, and not to be counted again.
-        self._begun_in_vain: Request | None = None
+        # What was tried last without success, so that the serving cache knows the same request when it comes again.
+        self._begun_in_vain: tuple[Request, Sequence] | None = None
         self._requests = self._prompt_blocks = self._hit_blocks = 0
         self._prompt_tokens = self._hit_tokens = self._computed_tokens = self._most_held_blocks = 0
         self._usable_tokens = self._snapshot_hits = self._saved_snapshots = self._refused_snapshots = 0
@@ -157,18 +157,19 @@ class SimulatedEngine:
         _grow(self._blocks, wanted, self._most_blocks)
         if not self._may_have_room(request, wanted):
             return None
+        earlier = self._begun_in_vain
         sequence = self._serving.begin(
             request.hash_ids,
             session=request.session,
             adapter=request.adapter,
             min_compute=0,
-            retry=request is self._begun_in_vain,
+            retry=earlier[1] if earlier is not None and earlier[0] is request else False,
         )
         try:
             sequence.allocate(wanted - sequence.block_table.size)
         except OutOfBlocks:
             sequence.abort()
-            self._begun_in_vain = request
+            self._begun_in_vain = request, sequence
             return None
         self._begun_in_vain = None
         run = Run(request, sequence, self._count(request, sequence))

@@ -111,7 +111,7 @@ class HybridCounts(NamedTuple):
     tier_hits: int = 0
     """Requests whose deepest snapshot was a spilled one."""
     tier_misses: int = 0
-    """Snapshots that the tier was asked for and had discarded."""
+    """Spilled snapshots that turned out to be discarded: when one was wanted, or when room was made for others."""
 
 
 def take_snapshots(sequence: Sequence, planned: PlannedSnapshots, block_size: int) -> int:

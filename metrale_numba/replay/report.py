@@ -114,7 +114,7 @@ def _page(record: Record, title: str, *, interrupted: bool) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html").render(
+    page: str = environment.get_template("report.html").render(
         heading=f"Replay of {title}",
         subject=subject(record),
         warning=_INTERRUPTED if interrupted else "",
@@ -122,6 +122,7 @@ def _page(record: Record, title: str, *, interrupted: bool) -> str:
         parts=page_parts(record),
         version=metrale_numba.__version__,
     )
+    return page
 
 
 def _draw_picture(record: Record, path: str | os.PathLike[str], title: str, *, interrupted: bool) -> None:

@@ -31,12 +31,9 @@ PERCENT: Final = 90
 
 # Pixels of charts on a page: alone, one of two side by side, and on a phone.
 _WIDE, _HALF, _NARROW = (960, 320), (470, 300), (340, 260)
-_LONGEST_BAR: Final = 120
 
-# The part of the time from which on a computing engine has no time left to catch up.
-_OVERLOADED: Final = 0.98
-# So few requests may wait for one another at the beginning of any trace.
-_SHORT_QUEUE: Final = 10
+# The part of the time from which on an engine that computes has hardly any left to catch up.
+_BUSY: Final = 0.9
 
 
 class Figure(NamedTuple):
@@ -257,7 +254,7 @@ def _prefixes(record: Record) -> Part | None:
             "hits": f"{each.hits:,}",
             "hit_blocks": f"{each.hit_blocks:,}",
             "share": _part(each.hit_blocks, hit_blocks),
-            "width": max(round(_LONGEST_BAR * each.hit_blocks / most), 1),
+            "percent": f"{100 * each.hit_blocks / most:.2f}",
         }
         for each in record.prefixes
     ]
@@ -349,10 +346,10 @@ def _first_token(record: Record) -> Part | None:
         )
     if result.refused:
         part.words.append(f"{_count(result.refused, 'request')} needed more blocks than there are and were refused.")
-    columns = {"With the cache": waiting.with_cache}
+    columns = {"The cache": waiting.with_cache}
     if waiting.endless is not waiting.with_cache:
-        columns["With an endless one"] = waiting.endless
-    columns["Without a cache"] = waiting.without_cache
+        columns["Endless"] = waiting.endless
+    columns["None"] = waiting.without_cache
     if result.first_token is None:
         part.words.append("No request has its first token.")
         return part
@@ -505,8 +502,11 @@ def _age(age: int, clock: str) -> str:
 
 
 def _is_overloaded(served: Served) -> bool:
-    busy = served.result.prefill_busy
-    return busy is not None and busy > _OVERLOADED and served.result.most_waiting > _SHORT_QUEUE
+    """Tell whether the engine had hardly any time left, and requests spent most of theirs in its queue."""
+    result = served.result
+    if result.prefill_busy is None or result.waiting is None or result.first_token is None:
+        return False
+    return result.prefill_busy > _BUSY and result.waiting.p50 > result.first_token.p50 / 2
 
 
 def _spread(served: Served) -> list[str]:
