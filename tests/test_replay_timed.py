@@ -154,6 +154,10 @@ def test_a_request_that_was_begun_in_vain_is_counted_once() -> None:
     assert replay.waiting_seconds.tolist() == pytest.approx([0.0, 0.0, 4.1])
     stats = replay.engine.serving.stats()
     assert (stats.requests, stats.finished, stats.aborted, stats.refused) == (3, 3, 0, 1)
+    cache = replay.engine.serving.cache
+    assert isinstance(cache, RadixTree)
+    # The others matched nothing.
+    assert cache.snapshot_stats().lookups == 1
     assert replay.result().engine.requests == 3
 
 
