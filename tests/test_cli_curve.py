@@ -398,7 +398,10 @@ def test_a_picture_that_cannot_be_written_is_told_of(trace: Path, tmp_path: Path
     pytest.importorskip("matplotlib")
     (tmp_path / "out.svg").mkdir()
     ran = run(trace, "--plot", tmp_path / "out.svg")
-    assert (ran.exit_code, ran.stderr) == (1, "Error: the picture cannot be written: Is a directory\n")
+    assert (ran.exit_code, ran.stderr) == (
+        1,
+        f"Error: the picture {tmp_path / 'out.svg'} cannot be written: Is a directory\n",
+    )
 
 
 def test_without_matplotlib_the_extra_is_named_before_anything_is_played(

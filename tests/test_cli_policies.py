@@ -193,7 +193,7 @@ def test_a_picture_that_cannot_be_written_ends_with_status_1_after_the_results(t
     finished = run(trace, "--plot", tmp_path / "out.svg", "--csv")
     assert finished.exit_code == 1
     assert finished.stdout.startswith("capacity,")
-    assert finished.stderr == "Error: the picture cannot be written: Is a directory\n"
+    assert finished.stderr == f"Error: the picture {tmp_path / 'out.svg'} cannot be written: Is a directory\n"
 
 
 def test_without_matplotlib_the_extra_is_named_before_anything_is_played(
@@ -225,6 +225,8 @@ def test_matplotlib_is_not_loaded_unless_something_is_drawn(trace: Path) -> None
 def test_ctrl_c_while_policies_are_played_prints_the_capacities_that_are_done(
     trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("matplotlib")
+
     def press_later(nodes: PrefixNodes, capacity: int, policy: str) -> object:
         if (capacity, policy) == (3, "sieve"):
             signal.raise_signal(signal.SIGINT)

@@ -355,3 +355,8 @@ def test_a_time_that_is_no_finite_number_is_refused(tmp_path: Path, line: type, 
     content = line(timestamp="here").replace(b'"here"', constant.encode())
     with pytest.raises(TraceError, match=r":1: (timestamp must be a number|not JSON)"):
         read(tmp_path, content)
+
+
+def test_a_first_line_of_no_known_format_is_told_what_is_known(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=":1: no format that is known: it has neither hash_ids nor tokens"):
+        read(tmp_path, b'{"prompt": "hi"}\n')

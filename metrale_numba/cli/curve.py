@@ -118,6 +118,13 @@ def curve(
     with CtrlC() as ctrl_c:
         result = _counted(context, source, ctrl_c, block_size, use_cache=not no_cache)
         points = [result.curve.point(each) for each in capacities or default_capacities(result.curve)]
+        # Neither of the two outputs is lost because the other cannot be written.
+        unwritten: click.ClickException | None = None
+        if plot is not None and not (result.interrupted and result.curve.blocks == 0):
+            try:
+                _draw(plot, source, result.curve, percent, memory)
+            except click.ClickException as error:
+                unwritten = error
         try:
             if as_json:
                 click.echo(_as_json(source, result, points, percent, memory))
@@ -130,8 +137,8 @@ def curve(
             raise
         except OSError as error:
             raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
-        if plot is not None and not (result.interrupted and result.curve.blocks == 0):
-            _draw(plot, source, result.curve, percent, memory)
+    if unwritten is not None:
+        raise unwritten
     if result.interrupted:
         # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -306,4 +313,4 @@ def _draw(plot: Path, source: ChosenSource, curve: HitCurve, percent: int, memor
     except PictureError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"the picture cannot be written: {error.strerror or error}") from None
+        raise click.ClickException(f"the picture {plot} cannot be written: {error.strerror or error}") from None

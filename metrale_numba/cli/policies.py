@@ -120,6 +120,13 @@ def policies(
         raise click.UsageError("--json and --csv do not go together.", context)
     with CtrlC() as ctrl_c:
         compared, interrupted = _compared(source, ctrl_c, capacities, block_size)
+        # Neither of the two outputs is lost because the other cannot be written.
+        unwritten: click.ClickException | None = None
+        if picture is not None and not interrupted:
+            try:
+                _draw(compared, picture, f"Eviction policies: {Path(source.title).name}")
+            except click.ClickException as error:
+                unwritten = error
         try:
             if as_json:
                 click.echo(_as_json(source, compared, interrupted))
@@ -132,8 +139,8 @@ def policies(
             raise
         except OSError as error:
             raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
-        if picture is not None and not interrupted:
-            _draw(compared, picture, f"Eviction policies: {Path(source.title).name}")
+    if unwritten is not None:
+        raise unwritten
     if interrupted:
         # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -254,7 +261,7 @@ def _draw(compared: _Compared, picture: str, title: str) -> None:
     try:
         draw_policies(compared.results, picture, title=title)
     except OSError as error:
-        raise click.ClickException(f"the picture cannot be written: {error.strerror or error}") from None
+        raise click.ClickException(f"the picture {picture} cannot be written: {error.strerror or error}") from None
 
 
 def _percent(rate: float | None) -> str:

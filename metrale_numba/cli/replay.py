@@ -118,8 +118,13 @@ def replay(
         player, interrupted = _played(source, ctrl_c, plain if report is None else recorder)
         # Ctrl-C may come before there is anything to play requests through; then nothing was counted.
         result = player.result() if player else ReplayResult(block_size=block_size or 1, capacity=capacity)
+        # Neither of the two outputs is lost because the other cannot be written.
+        unwritten: click.ClickException | None = None
         if report is not None and isinstance(player, Recorder):
-            _write_report(player, report, source, interrupted=interrupted)
+            try:
+                _write_report(player, report, source, interrupted=interrupted)
+            except click.ClickException as error:
+                unwritten = error
         try:
             if as_json:
                 click.echo(_as_json(source, result, interrupted))
@@ -130,6 +135,8 @@ def replay(
             raise
         except OSError as error:
             raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
+    if unwritten is not None:
+        raise unwritten
     if interrupted:
         # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -175,7 +182,7 @@ def _write_report(player: Recorder, path: Path, source: ChosenSource, *, interru
     except ReportError as error:
         raise click.ClickException(str(error)) from None
     except OSError as error:
-        raise click.ClickException(f"the report cannot be written: {error.strerror}") from None
+        raise click.ClickException(f"the report {path} cannot be written: {error.strerror}") from None
     finally:
         player.close()
 

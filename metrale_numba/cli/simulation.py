@@ -141,6 +141,10 @@ def _sweep(
     return list(zip(amounts, gains(amounts, usable), results, strict=True)) if results else []
 
 
+# An engine that computes prompts for more than this part of the time is not keeping up.
+_OVERLOADED = 0.95
+
+
 def print_tables(console: Console, source: ChosenSource, setup: Setup, engines: Engines, interrupted: bool) -> None:
     """Print everything as tables."""
     heading = f"Simulation of {source.title}"
@@ -159,6 +163,12 @@ def print_tables(console: Console, source: ChosenSource, setup: Setup, engines: 
     for label, figure in _FIGURES:
         table.add_row(label, *(figure(result) for result in columns.values()))
     console.print(table)
+    busy = columns["with the cache"].prefill_busy
+    if busy is not None and busy > _OVERLOADED:
+        console.print(
+            "More came than can be computed, so the times say how long the queue is. "
+            "--speed lets requests come more slowly, --prefill-rate computes them faster."
+        )
 
     hybrid = setup.hybrid
     if hybrid is None:

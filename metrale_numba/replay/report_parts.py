@@ -114,7 +114,7 @@ def headline(record: Record) -> list[Figure]:
             "token_hit_rate",
             "Hit rate in prompt tokens",
             percent(result.token_hit_rate),
-            f"{record.hit_tokens:,} not computed again",
+            f"of {curve.tokens:,}, {record.hit_tokens:,} had their KV in the cache",
         ),
         Figure(
             "cached_blocks",

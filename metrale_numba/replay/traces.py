@@ -283,6 +283,8 @@ def _format_of(fields: _Fields) -> _Format:
         return _Tokens()
     if "chat_id" in fields or "parent_chat_id" in fields:
         return _Bailian()
+    if not {"hash_ids", "timestamp", "input_length", "output_length"} & fields.keys():
+        raise _BadLine("no format that is known: it has neither hash_ids nor tokens or prompt_token_ids")
     return _Mooncake()
 
 
