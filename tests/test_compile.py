@@ -187,6 +187,7 @@ def test_with_bounds_checks_a_planted_overrun_raises(checked_directory: Path, wa
     ]
 
 
+@pytest.mark.slow
 def test_with_bounds_checks_traces_and_model_agree(checked_directory: Path) -> None:
     env = {
         **os.environ,

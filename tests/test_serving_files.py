@@ -320,6 +320,7 @@ for turn in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_after_a_kill_in_the_middle_of_saving_an_earlier_save_is_whole(tmp_path: Path) -> None:
     rng = random.Random(5)
     found = 0

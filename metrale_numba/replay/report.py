@@ -174,5 +174,5 @@ def _legend_lines(axes: Axes) -> int:
     legend = axes.get_legend()
     if legend is None:
         return 0
-    height = legend.get_window_extent().height / axes.figure.dpi * 72
+    height: float = legend.get_window_extent().height / axes.figure.dpi * 72
     return max(round(height / _POINTS_OF_A_LINE), 1)
