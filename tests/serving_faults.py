@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
+import test_serving_cache
 import test_serving_threads
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -220,6 +221,7 @@ FAULTS = (
         "_hold",
         "self._blocks.dec_ref(own)",
         "pass",
+        partial(test_serving_cache.test_a_copy_that_fails_gives_its_block_back, ValueError),
     ),
     Fault(
         "nothing is held before the copy",

@@ -132,6 +132,21 @@ def test_a_block_that_matched_in_part_is_copied() -> None:
     serving.check_integrity()
 
 
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyboardInterrupt])
+def test_a_copy_that_fails_gives_its_block_back(error: type[BaseException]) -> None:
+    serving, engine = make(partial_tail_sharing=True)
+
+    def fail(source: int, target: int, rows: int) -> None:
+        raise error("in the middle of a copy")
+
+    with served(serving, TOKENS[:18]):
+        engine.copy_rows = fail  # type: ignore[method-assign]
+        with pytest.raises(error, match="in the middle of a copy"):
+            serving.begin(TOKENS[:19])
+        serving.check_integrity()
+    assert serving.num_free_blocks == 16
+
+
 def test_without_room_for_the_copy_only_whole_blocks_are_shared() -> None:
     serving, engine = make(num_blocks=5, partial_tail_sharing=True)
     first = served(serving, TOKENS[:18])
