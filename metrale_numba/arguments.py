@@ -303,7 +303,7 @@ def _as_int_within(value: object, name: str, least: int, most: int) -> int:
         # All of these can pass for an index: a bool as 0 or 1, an array if it has no dimension.
         _refuse_number(value, name)
     try:
-        number = operator.index(value)  # type: ignore[arg-type]
+        number = operator.index(value)  # type: ignore[arg-type]  # what is none raises TypeError
     except TypeError:
         _refuse_number(value, name)
     if not least <= number <= most:

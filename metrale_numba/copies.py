@@ -211,7 +211,7 @@ def _take(arrays: Arrays, prefix: str, types: Mapping[str, np.dtype[Any]]) -> Ar
         array = arrays.get(prefix + name)
         _require(array is not None and array.dtype == dtype and array.flags.c_contiguous, prefix + name)
         taken[name] = array
-    return taken  # type: ignore[return-value]
+    return taken  # type: ignore[return-value]  # none of them is None by now
 
 
 def _require(holds: object, what: str) -> None:

@@ -58,7 +58,7 @@ _IDS_SHOWN_TAIL = 2
 
 def _same(mine: object, theirs: object) -> bool:
     if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
-        return np.array_equal(mine, theirs)  # type: ignore[arg-type]
+        return np.array_equal(mine, theirs)  # type: ignore[arg-type]  # takes anything
     return mine == theirs
 
 
@@ -80,7 +80,7 @@ class _Result(tuple[Any, ...]):
     """
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # how Python says: not hashable
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, tuple):

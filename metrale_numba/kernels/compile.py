@@ -260,13 +260,13 @@ def _cache_class(directory: Path) -> Any:
         def get_source_stamp(self) -> str:
             return directory.name
 
-    class Implementation(CompileResultCacheImpl):  # type: ignore[misc]
+    class Implementation(CompileResultCacheImpl):  # type: ignore[misc]  # Numba is untyped
         def __init__(self, function: Callable[..., Any]) -> None:
             self._lineno = function.__code__.co_firstlineno
             self._locator = Locator(function.__code__.co_filename)
             self._filename_base = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
 
-    class KernelCache(FunctionCache):  # type: ignore[misc]
+    class KernelCache(FunctionCache):  # type: ignore[misc]  # Numba is untyped
         _impl_class = Implementation
 
         def has_files(self) -> bool:

@@ -55,7 +55,7 @@ class TraceFile:
         self.line = 0
         self._size: int | None = None
         try:
-            self._file = _standard_input() if self._from_stdin else open(path, "rb")  # noqa: SIM115
+            self._file = _standard_input() if self._from_stdin else open(path, "rb")  # noqa: SIM115 - closed by close()
         except OSError as error:
             self.refuse(None, f"cannot be opened: {error.strerror or error}")
         try:

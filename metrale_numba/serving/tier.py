@@ -235,7 +235,7 @@ def _as_bytes(value: object, name: str) -> memoryview:
         if value.flags.c_contiguous and value.nbytes:
             value = np.asarray(value).reshape(-1).view(np.uint8)
     try:
-        view = memoryview(value)  # type: ignore[arg-type]
+        view = memoryview(value)  # type: ignore[arg-type]  # what is none raises TypeError
     except TypeError:
         raise TypeError(f"{name} must be a buffer, not {shown(value)} ({type(value).__name__})") from None
     except ValueError as error:
