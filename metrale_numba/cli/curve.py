@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -17,10 +16,11 @@ from rich.table import Table
 from rich.text import Text
 
 import metrale_numba
-from metrale_numba.cli.interrupts import INTERRUPTED_STATUS, CtrlC, read_interruptibly
+from metrale_numba.cli.interrupts import CtrlC, exit_interrupted, read_interruptibly
 from metrale_numba.cli.kernels import compile_kernels
 from metrale_numba.cli.memory import Memory, memory_options
 from metrale_numba.cli.progress import error_console, request_progress
+from metrale_numba.cli.results import printing_results
 from metrale_numba.cli.sources import BadTrace, ChosenSource, source_options
 from metrale_numba.replay import TraceError
 from metrale_numba.replay.curve import CurveCounter, CurvePoint, HitCurve, default_capacities
@@ -125,24 +125,17 @@ def curve(
                 _draw(plot, source, result.curve, percent, memory)
             except click.ClickException as error:
                 unwritten = error
-        try:
+        with printing_results():
             if as_json:
                 click.echo(_as_json(source, result, points, percent, memory))
             elif as_csv:
                 click.echo(_as_csv(result.curve, points, memory), nl=False)
             else:
                 _print_tables(Console(highlight=False), source, result, points, percent, memory)
-        except BrokenPipeError:
-            # click knows what to do when a reader such as head has seen enough: end quietly.
-            raise
-        except OSError as error:
-            raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
     if unwritten is not None:
         raise unwritten
     if result.interrupted:
-        # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        context.exit(INTERRUPTED_STATUS)
+        exit_interrupted(context)
 
 
 def _counted(

@@ -12,9 +12,10 @@ from rich.console import Console
 from rich.text import Text
 
 import metrale_numba
-from metrale_numba.cli.interrupts import INTERRUPTED_STATUS, CtrlC, read_interruptibly
+from metrale_numba.cli.interrupts import CtrlC, exit_interrupted, read_interruptibly
 from metrale_numba.cli.kernels import compile_kernels
 from metrale_numba.cli.progress import error_console, request_progress
+from metrale_numba.cli.results import printing_results
 from metrale_numba.cli.sources import BadTrace, ChosenSource, source_options
 from metrale_numba.replay import Replay, Request, TraceError, default_block_size, prompt_tokens, tokens_per_block
 
@@ -95,17 +96,12 @@ def explain(
     with CtrlC() as ctrl_c:
         explained = _explained(source, ctrl_c, number, capacity, block_size, ghosts)
         if explained is None:
-            context.exit(INTERRUPTED_STATUS)
-        try:
+            exit_interrupted(context)
+        with printing_results():
             if as_json:
                 click.echo(_as_json(source, number, capacity, explained))
             else:
                 _print_words(Console(highlight=False, soft_wrap=True), source, number, explained)
-        except BrokenPipeError:
-            # click knows what to do when a reader such as head has seen enough: end quietly.
-            raise
-        except OSError as error:
-            raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
 
 
 def _explained(

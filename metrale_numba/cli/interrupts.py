@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
-from typing import Final, TypeVar
+from typing import Final, NoReturn, TypeVar
 
-__all__ = ["INTERRUPTED_STATUS", "CtrlC", "read_interruptibly"]
+import click
+
+__all__ = ["INTERRUPTED_STATUS", "CtrlC", "exit_interrupted", "read_interruptibly"]
 
 _Item = TypeVar("_Item")
 
@@ -77,6 +79,13 @@ class CtrlC:
             signal.setitimer(signal.ITIMER_REAL, _SECONDS_BEFORE_TRYING_AGAIN)
         else:
             self._previous_hook(unraisable)
+
+
+def exit_interrupted(context: click.Context) -> NoReturn:
+    """End a command that Ctrl-C stopped, once its results are printed."""
+    # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    context.exit(INTERRUPTED_STATUS)
 
 
 def read_interruptibly(requests: Iterable[_Item], ctrl_c: CtrlC) -> Iterator[_Item]:

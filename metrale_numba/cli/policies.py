@@ -8,7 +8,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,9 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metrale_numba.cli.interrupts import INTERRUPTED_STATUS, CtrlC, read_interruptibly
+from metrale_numba.cli.interrupts import CtrlC, exit_interrupted, read_interruptibly
 from metrale_numba.cli.kernels import compile_kernels
 from metrale_numba.cli.progress import error_console, request_progress
+from metrale_numba.cli.results import printing_results
 from metrale_numba.cli.sources import BadTrace, ChosenSource, Source, source_options
 from metrale_numba.interface import NONE
 from metrale_numba.replay import Request, TraceError
@@ -127,24 +127,17 @@ def policies(
                 _draw(compared, picture, f"Eviction policies: {Path(source.title).name}")
             except click.ClickException as error:
                 unwritten = error
-        try:
+        with printing_results():
             if as_json:
                 click.echo(_as_json(source, compared, interrupted))
             elif as_csv:
                 click.echo(_as_csv(compared), nl=False)
             else:
                 _print_table(Console(highlight=False), source, compared, interrupted)
-        except BrokenPipeError:
-            # click knows what to do when a reader such as head has seen enough: end quietly.
-            raise
-        except OSError as error:
-            raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
     if unwritten is not None:
         raise unwritten
     if interrupted:
-        # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        context.exit(INTERRUPTED_STATUS)
+        exit_interrupted(context)
 
 
 def _compared(

@@ -6,7 +6,6 @@ Here are its options and how it runs; what it sets up and prints is in :mod:`met
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Iterable
 from contextlib import ExitStack
 from itertools import chain
@@ -16,9 +15,10 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from metrale_numba.cli.interrupts import INTERRUPTED_STATUS, CtrlC, read_interruptibly
+from metrale_numba.cli.interrupts import CtrlC, exit_interrupted, read_interruptibly
 from metrale_numba.cli.kernels import compile_kernels
 from metrale_numba.cli.progress import error_console, request_progress
+from metrale_numba.cli.results import printing_results
 from metrale_numba.cli.simulation import Engines, Hybrid, Setup, as_json, print_tables
 from metrale_numba.cli.sources import BadTrace, ChosenSource, Source, source_options
 from metrale_numba.interface import NONE
@@ -227,21 +227,15 @@ def simulate(
     with CtrlC() as ctrl_c:
         engines, interrupted = _served(source, ctrl_c, setup)
         try:
-            if wants_json:
-                click.echo(as_json(source, setup, engines, interrupted))
-            else:
-                print_tables(Console(highlight=False), source, setup, engines, interrupted)
-        except BrokenPipeError:
-            # click knows what to do when a reader such as head has seen enough: end quietly.
-            raise
-        except OSError as error:
-            raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
+            with printing_results():
+                if wants_json:
+                    click.echo(as_json(source, setup, engines, interrupted))
+                else:
+                    print_tables(Console(highlight=False), source, setup, engines, interrupted)
         finally:
             engines.close()
     if interrupted:
-        # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        context.exit(INTERRUPTED_STATUS)
+        exit_interrupted(context)
 
 
 def _served(source: ChosenSource, ctrl_c: CtrlC, setup: Setup) -> tuple[Engines, bool]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,9 +17,10 @@ from rich.tree import Tree
 
 import metrale_numba
 from metrale_numba import CacheFileError, NodeInfo, RadixTree
-from metrale_numba.cli.interrupts import INTERRUPTED_STATUS, CtrlC, read_interruptibly
+from metrale_numba.cli.interrupts import CtrlC, exit_interrupted, read_interruptibly
 from metrale_numba.cli.kernels import compile_kernels
 from metrale_numba.cli.progress import error_console, request_progress
+from metrale_numba.cli.results import printing_results
 from metrale_numba.cli.sources import BadTrace, ChosenSource, source_options
 from metrale_numba.replay import Replay, TraceError
 from metrale_numba.replay.hits import HitCountingCache
@@ -138,24 +138,17 @@ def tree(
             cache, interrupted = _played(source, ctrl_c, capacity, block_size)
             hits_of = cache.hits_of if isinstance(cache, HitCountingCache) else None
         if cache is None:
-            context.exit(INTERRUPTED_STATUS)
+            exit_interrupted(context)
         runs = _runs(cache.iter_nodes(), hits_of)
         shown = _hottest(runs, num_lines, max_depth)
         title = source.title if saved is None else click.format_filename(saved)
-        try:
+        with printing_results():
             if as_json:
                 click.echo(_as_json({"saved": str(saved)} if saved else source.as_json(), interrupted, runs, shown))
             else:
                 _print_tree(Console(highlight=False), title, interrupted, runs, shown)
-        except BrokenPipeError:
-            # click knows what to do when a reader such as head has seen enough: end quietly.
-            raise
-        except OSError as error:
-            raise click.ClickException(f"the result cannot be written: {error.strerror}") from None
     if interrupted:
-        # Who presses Ctrl-C twice must not hit the interpreter while it shuts down.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        context.exit(INTERRUPTED_STATUS)
+        exit_interrupted(context)
 
 
 def _refuse_others(context: click.Context, source: ChosenSource) -> None:
